@@ -1,0 +1,102 @@
+"""Order, batches and prefetch. A position in training is one integer, the step; everything else follows from it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mocokit.data.index import SampleIndex
+from mocokit.data.pixels import PixelStore
+from mocokit.data.randomness import permutation
+from mocokit.data.views import ViewConfig, make_views
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Two views of N images. x_q, x_k: float32 [N, 3, H, W]. ids, groups: int64 [N]. rows: the index rows asked for."""
+
+    step: int
+    x_q: Tensor
+    x_k: Tensor
+    ids: Tensor
+    groups: Tensor
+    rows: Rows
+
+
+class BatchPlan:
+    """Which rows make up which step: a pure function of (seed, step), so resuming needs no state.
+
+    Each epoch is one permutation of the rows; its last short batch is dropped.
+    """
+
+    def __init__(self, ids: npt.NDArray[np.int64], batch_size: int, seed: int) -> None:
+        self.ids, self.batch_size, self.seed = ids, batch_size, seed
+        self.steps_per_epoch = len(ids) // batch_size
+        self._order: tuple[int, Rows] | None = None
+
+    def rows(self, step: int) -> Rows:
+        """The rows of the step numbered `step` (from 0): int64 [batch_size]."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        cached = self._order
+        if cached is None or cached[0] != epoch:
+            cached = self._order = (epoch, permutation(self.seed, epoch, self.ids))
+        start = position * self.batch_size
+        return cached[1][start : start + self.batch_size]
+
+
+class BatchLoader:
+    """Makes batches of views in order, inline or ahead of the step on `workers` threads.
+
+    Threads, not processes: decoded pixels are resident, and the tensor operations release the interpreter's lock.
+    The views of a sample do not depend on the number of workers (see `randomness`).
+    """
+
+    def __init__(
+        self, store: PixelStore, index: SampleIndex, views: ViewConfig, plan: BatchPlan, *, workers: int = 1
+    ) -> None:
+        self.store, self.index, self.views, self.plan, self.workers = store, index, views, plan, workers
+
+    def make(self, step: int) -> Batch:
+        """The batch of one step, from nothing but its number."""
+        rows = self.plan.rows(step)
+        shown = self.store.replaced[rows]  # a row that can't be read shows another one; its id goes with it
+        pixels, extents = self.store.batch(rows)
+        ids = self.index.ids[shown]
+        epoch = step // self.plan.steps_per_epoch
+        x_q, x_k = make_views(self.views, pixels, extents, ids, seed=self.plan.seed, epoch=epoch)
+        return Batch(step, x_q, x_k, torch.from_numpy(ids), torch.from_numpy(self.index.groups[shown]), rows)
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        """The batches of steps start ... stop - 1."""
+        if self.workers == 0:
+            yield from map(self.make, range(start, stop))
+            return
+        with ThreadPoolExecutor(self.workers, thread_name_prefix="views") as pool:
+            yield from _in_order(pool, self.make, range(start, stop), ahead=self.workers + 1)
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, make: Callable[[int], Batch], steps: range, *, ahead: int
+) -> Iterator[Batch]:
+    """Results in the order of `steps` whatever the order they are finished in, at most `ahead` of the consumer."""
+    pending: deque[Future[Batch]] = deque()
+    coming = iter(steps)
+    try:
+        for step in coming:
+            pending.append(pool.submit(make, step))
+            if len(pending) >= ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()

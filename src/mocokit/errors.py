@@ -1,0 +1,68 @@
+"""One exception class and one exit code per kind of failure.
+
+Every message reads: what happened, which file or value, what to do. The command line prints the message of a
+`MocokitError` without a traceback; anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MocokitError(Exception):
+    """A run that failed for a reason the user can read. Exit code 1."""
+
+    exit_code = 1
+
+
+class UsageError(MocokitError):
+    """A flag, value, name or configuration that can't be used. Exit code 2."""
+
+    exit_code = 2
+
+
+class DataError(MocokitError):
+    """The data are missing, empty, unreadable or laid out in a way that can't be used. Exit code 3."""
+
+    exit_code = 3
+
+
+class DivergedError(MocokitError):
+    """A loss or gradient stopped being finite; nothing was updated from it. Exit code 4."""
+
+    exit_code = 4
+
+
+class MissingDependencyError(MocokitError):
+    """An optional dependency is not installed. Exit code 5."""
+
+    exit_code = 5
+
+
+class StorageError(MocokitError):
+    """A file could not be written or read: disk full, read-only, I/O error. Exit code 6."""
+
+    exit_code = 6
+
+
+class DamagedError(StorageError):
+    """A file of ours does not match its manifest. Exit code 6."""
+
+
+class LockedError(MocokitError):
+    """Another process holds the run folder. Exit code 1."""
+
+
+class InterruptedRunError(MocokitError):
+    """A signal stopped the run after its state was saved. Exit code 128 + signal number (130, 143)."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """A sentence ` Did you mean 'x'?` for the nearest of `choices`, or an empty string."""
+    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    return f" Did you mean '{near[0]}'?" if near else ""

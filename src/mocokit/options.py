@@ -1,0 +1,111 @@
+"""The flags of the command line that overlay a recipe, as one dataclass. Imports nothing heavy: `--help` stays fast.
+
+Every field is None when not given; then the recipe decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+
+_COMMON = Group("Common", sort_key=1)
+_MOCO = Group("Momentum contrast", sort_key=2)
+_DATA = Group("Data and views", sort_key=3)
+_OPTIM = Group("Optimiser", sort_key=4)
+_HARDWARE = Group("Hardware", sort_key=5)
+_OUTPUT = Group("Output", sort_key=6)
+
+
+def _in(group: Group, *names: str) -> Parameter:
+    return Parameter(group=group, name=names or None, negative=(), show_default=False)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainOptions:
+    """Everything a recipe decides and a flag may change."""
+
+    recipe: Annotated[str | None, _in(_COMMON)] = None
+    "Named settings to start from: auto, small, moco-v1, moco-v2. auto: `small` below 200,000 images, else moco-v2."
+    epochs: Annotated[int | None, _in(_COMMON)] = None
+    "Passes over the data."
+    batch_size: Annotated[int | None, _in(_COMMON)] = None
+    "Images per optimiser step."
+    seed: Annotated[int | None, _in(_COMMON)] = None
+    "Decides the initial weights, the order and every view. Default 0."
+    backbone: Annotated[str | None, _in(_COMMON)] = None
+    "small-cnn, small-cnn-32-64-128, or any torchvision or timm model name. Default: small-cnn up to 32 px, else resnet18."
+    image_size: Annotated[int | None, _in(_COMMON)] = None
+    "Side of the views in pixels. Default: the pictures' own longer side, at most 224."
+
+    queue_size: Annotated[int | None, _in(_MOCO, "--queue-size", "-K")] = None
+    "K, keys in the dictionary. Default: the power of two nearest to an eighth of the images, 4 batches to 65,536."
+    temperature: Annotated[float | None, _in(_MOCO, "--temperature", "-T")] = None
+    "T of InfoNCE, above 0."
+    momentum: Annotated[float | None, _in(_MOCO, "--momentum", "-m")] = None
+    "m of the key encoder's EMA, in [0, 1]."
+    momentum_end: Annotated[float | None, _in(_MOCO)] = None
+    "m at the end of the run, approached by a half cosine. Default: constant."
+    order: Annotated[Literal["paper", "ema-first"] | None, _in(_MOCO)] = None
+    "Order of a step: paper (Algorithm 1) or ema-first (the released code). The same losses and query weights."
+    mask_source: Annotated[bool | None, Parameter(group=_MOCO, show_default=False)] = None
+    "Leave older keys of a query's own image out of its negatives. Default: yes."
+    mask_group: Annotated[bool | None, Parameter(group=_MOCO, show_default=False)] = None
+    "Leave keys of a query's own group out as well. Default: no."
+    queue_init: Annotated[Literal["empty", "random"] | None, _in(_MOCO)] = None
+    "empty: score real keys only. random: start with random unit vectors, as the released code does."
+    stem: Annotated[Literal["auto", "small", "standard"] | None, _in(_MOCO)] = None
+    "small: 3x3 stride-1 first convolution, no max-pool (ResNets). auto: small up to 64 px."
+    head: Annotated[Literal["linear", "mlp"] | None, _in(_MOCO)] = None
+    "Projection head: linear (v1) or mlp (v2)."
+    dim: Annotated[int | None, _in(_MOCO)] = None
+    "D, dimensions of z. Default 128."
+
+    split: Annotated[str | None, _in(_DATA)] = None
+    "Use only this split, where the data have splits. Default: train where there is one, else everything."
+    label_column: Annotated[str | None, _in(_DATA)] = None
+    "Column of a CSV or Parquet table that holds the label. Labels never enter training."
+    group_column: Annotated[str | None, _in(_DATA)] = None
+    "Column that holds the group (patient, product, video)."
+    views: Annotated[str | None, _in(_DATA)] = None
+    "Augmentation recipe: moco-v1, moco-v2 or mnist-like (small gray images)."
+    crop_min: Annotated[float | None, _in(_DATA)] = None
+    "Smallest area of a random crop, as a share of the picture, in (0, 1]."
+    blur: Annotated[bool | None, Parameter(group=_DATA, show_default=False)] = None
+    "Gaussian blur among the views (v2's; adds little below 64 px)."
+    max_bad: Annotated[float | None, _in(_DATA)] = None
+    "Share of unreadable images above which the run stops. Default 0.01."
+
+    lr: Annotated[float | None, _in(_OPTIM)] = None
+    "Peak learning rate, for this batch size as it stands."
+    sgd_momentum: Annotated[float | None, _in(_OPTIM)] = None
+    "Momentum of SGD."
+    weight_decay: Annotated[float | None, _in(_OPTIM)] = None
+    "L2 penalty."
+    schedule: Annotated[Literal["cosine", "step", "constant"] | None, _in(_OPTIM)] = None
+    "Course of the learning rate."
+    warmup_epochs: Annotated[float | None, _in(_OPTIM)] = None
+    "Epochs of linear growth at the start."
+
+    device: Annotated[str | None, _in(_HARDWARE)] = None
+    "cpu, cuda, cuda:1 ... Default: cuda where there is one."
+    threads: Annotated[int | None, _in(_HARDWARE)] = None
+    "Threads of one operation on the CPU. Default: torch's choice. Fixed for the life of a run."
+    workers: Annotated[int | None, _in(_HARDWARE)] = None
+    "Threads that make views ahead of the step; 0 makes them in line. Default 1. Never changes a view."
+    precision: Annotated[Literal["auto", "fp32", "bf16"] | None, _in(_HARDWARE)] = None
+    "Arithmetic of the encoders; parameters, EMA, queue and loss stay fp32. auto times both at the start."
+    layout: Annotated[Literal["auto", "contiguous", "channels-last"] | None, _in(_HARDWARE)] = None
+    "Memory layout of the encoders. auto times both at the start."
+
+    checkpoint_every: Annotated[int | None, _in(_OUTPUT)] = None
+    "Steps between checkpoints; the last step is always saved. Default: one epoch, at most 500 steps."
+    eval_every: Annotated[int | None, _in(_OUTPUT)] = None
+    "Epochs between kNN readings on the validation split of --monitor. Default: a tenth of the run."
+
+    def given(self) -> dict[str, Any]:
+        """The options that were given, by field name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,161 @@
+"""The whole state of a training run, to bytes and back, and the folder of checkpoints.
+
+A checkpoint is a folder `step-N` that exists whole or not at all (`files.commit_folder`):
+`model.safetensors` (both encoders and the queue), `optim.safetensors` (SGD's momentum buffers), `state.json` (the
+step and the queue's counters) and a manifest. No random state is stored because none is used. No pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from mocokit import files
+from mocokit.contrast.encoders import EncoderPair
+from mocokit.contrast.key_queue import KeyQueue
+from mocokit.errors import DamagedError, StorageError
+
+FORMAT = 1
+
+
+@dataclass(slots=True)
+class TrainState:
+    """Everything that training changes. `step` is the number of updates done so far."""
+
+    pair: EncoderPair
+    queue: KeyQueue
+    optimizer: torch.optim.SGD
+    step: int = 0
+
+    def model_tensors(self) -> dict[str, Tensor]:
+        """Both encoders and the queue, by name: `query.*`, `key.*`, `queue.*`."""
+        named = {f"query.{name}": tensor for name, tensor in self.pair.query.state_dict().items()}
+        named |= {f"key.{name}": tensor for name, tensor in self.pair.key.state_dict().items()}
+        return named | {f"queue.{name}": tensor for name, tensor in self.queue.tensors().items()}
+
+    def optim_tensors(self) -> dict[str, Tensor]:
+        """SGD's momentum buffer of each parameter that has one, by the parameter's name."""
+        found: dict[str, Tensor] = {}
+        for name, parameter in self.pair.query.named_parameters():
+            buffer = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
+            if buffer is not None:
+                found[f"momentum.{name}"] = buffer
+        return found
+
+
+def save_checkpoint(state: TrainState, folder: Path, facts: Mapping[str, Any], *, keep: int = 2) -> Path:
+    """Commit `folder/step-N`, then prune all but the newest `keep` (at least 2) that verify.
+
+    facts: JSON values for the manifest (configuration hash, log lengths, versions). Saving the same step again is
+    a no-op. Raises StorageError; the earlier checkpoints are untouched then.
+    """
+    final = folder / f"step-{state.step}"
+    if final.exists():
+        return final
+    contents = {
+        "model.safetensors": _to_bytes(state.model_tensors()),
+        "optim.safetensors": _to_bytes(state.optim_tensors()),
+        "state.json": files.to_json({"step": state.step, "queue": state.queue.counters()}).encode(),
+    }
+    files.commit_folder(final, contents, {"format": FORMAT, "step": state.step, **facts})
+    _prune(folder, max(keep, 2))
+    return final
+
+
+def _to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    return safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+
+
+def _prune(folder: Path, keep: int) -> None:
+    verified = 0
+    for step in sorted(checkpoint_steps(folder), reverse=True):
+        path = folder / f"step-{step}"
+        if verified >= keep:
+            files.remove_folder_by_rename(path)
+            continue
+        try:
+            files.verify_folder(path)
+        except DamagedError:
+            continue  # not counted as one of those to keep, and left for the user to look at
+        verified += 1
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """The step numbers of the checkpoint folders present, ascending; not verified."""
+    if not folder.is_dir():
+        return []
+    names = (path.name.removeprefix("step-") for path in folder.iterdir() if path.name.startswith("step-"))
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A verified checkpoint: where it lies, its manifest, and why newer ones (if any) were passed over."""
+
+    path: Path
+    manifest: dict[str, Any]
+    passed_over: tuple[str, ...] = ()
+
+
+def find_checkpoint(folder: Path, step: int | None = None) -> Found:
+    """The newest checkpoint that verifies, or exactly `step`.
+
+    A damaged newest one is passed over with its reason in `passed_over`; a damaged one asked for by name is an
+    error. Raises DamagedError when none verifies.
+    """
+    if step is not None:
+        return Found(folder / f"step-{step}", files.verify_folder(folder / f"step-{step}"))
+    passed_over: list[str] = []
+    for number in sorted(checkpoint_steps(folder), reverse=True):
+        path = folder / f"step-{number}"
+        try:
+            return Found(path, files.verify_folder(path), tuple(passed_over))
+        except DamagedError as error:
+            passed_over.append(str(error))
+    reasons = " ".join(passed_over)
+    raise DamagedError(f"No usable checkpoint in {folder}. {reasons or 'There is none.'} Start again with --overwrite.")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. Raises DamagedError when it can't be parsed."""
+    try:
+        return safetensors.torch.load_file(path)
+    except SafetensorError as error:
+        raise DamagedError(f"{path} is not a readable safetensors file ({error}).") from error
+    except OSError as error:
+        raise StorageError(f"Could not read {path}: {error.strerror}.") from error
+
+
+def load_checkpoint(state: TrainState, found: Found) -> None:
+    """Put a verified checkpoint into `state`, in place. Raises DamagedError when names or shapes do not fit."""
+    stored = read_tensors(found.path / "model.safetensors")
+    counters = files.read_json(found.path / "state.json")
+    try:
+        for part, encoder in (("query.", state.pair.query), ("key.", state.pair.key)):
+            encoder.load_state_dict(_under(stored, part))
+        state.queue.load(_under(stored, "queue."), counters["queue"])
+        step = int(counters["step"])
+    except (RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise DamagedError(f"{found.path} does not fit this run's configuration: {error}") from error
+    buffers = read_tensors(found.path / "optim.safetensors")
+    for name, parameter in state.pair.query.named_parameters():
+        buffer = buffers.pop(f"momentum.{name}", None)
+        if buffer is not None:
+            if buffer.shape != parameter.shape:
+                raise DamagedError(f"{found.path / 'optim.safetensors'} does not fit this run's configuration: {name}.")
+            # A copy in the parameter's own memory layout: fused SGD walks both by stride.
+            state.optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
+    if buffers:
+        raise DamagedError(f"{found.path / 'optim.safetensors'} has tensors of another network: {sorted(buffers)[0]}.")
+    state.step = step
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,246 @@
+"""The training loop: batch, step, log, maybe evaluate, maybe save, stop when asked to.
+
+It knows neither data sets nor evaluation: batches come from an iterator, and what happens at an evaluation or at
+the end is a callable handed in.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mocokit.contrast.key_queue import Keys
+from mocokit.contrast.losses import Contrast
+from mocokit.contrast.steps import STEPS, ContrastConfig, ViewPair
+from mocokit.errors import DivergedError, InterruptedRunError
+from mocokit.training.checkpoint import TrainState
+from mocokit.training.optim import OptimConfig, lr_at
+from mocokit.training.runlog import Progress, RunLog, StepLine, duration
+
+
+class LoadedBatch(Protocol):
+    """What the loop needs of a batch."""
+
+    @property
+    def x_q(self) -> Tensor: ...
+    @property
+    def x_k(self) -> Tensor: ...
+    @property
+    def ids(self) -> Tensor: ...
+    @property
+    def groups(self) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How long, and when what happens; all counted in optimiser steps."""
+
+    steps_per_epoch: int
+    total_steps: int
+    checkpoint_every: int
+    eval_every: int
+
+
+class StopRequest:
+    """SIGINT and SIGTERM ask the loop to stop after the step it is in; a second SIGINT ends the process at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._before[number] = signal.signal(number, self._ask)
+            except ValueError:  # not the main thread: signals are the host program's business
+                break
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, _: FrameType | None) -> None:
+        if self.signal == signal.SIGINT and number == signal.SIGINT:
+            os._exit(128 + number)  # saving is atomic, so leaving in the middle of it tears nothing
+        self.signal = number
+
+
+class QueryUpdate:
+    """The query update that a step asks for: backward, a check that all is finite, one optimiser step.
+
+    Keeps what the micro-batches' losses said, for the log.
+    """
+
+    def __init__(self, state: TrainState, lr: float, parts: int, batch_names: Callable[[], str]) -> None:
+        self.state, self.lr, self.parts, self.batch_names = state, lr, parts, batch_names
+        self.loss = self.chance = self.masked = 0.0
+
+    def __call__(self, losses: Iterable[Contrast]) -> None:
+        """Raises DivergedError before anything is updated when the loss or a gradient is not finite."""
+        optimizer = self.state.optimizer
+        optimizer.zero_grad(set_to_none=True)
+        for contrast in losses:
+            (contrast.loss / self.parts).backward()
+            self.loss += float(contrast.loss.detach()) / self.parts
+            self.chance += contrast.chance() / self.parts
+            self.masked += contrast.masked_share() / self.parts
+        gradients = [p.grad for p in self.state.pair.theta_q if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not bool(torch.isfinite(norm)) or not torch.isfinite(torch.tensor(self.loss)):
+            raise DivergedError(
+                f"The loss or its gradient is not finite at step {self.state.step} (loss {self.loss}, gradient norm "
+                f"{float(norm)}); nothing was updated. Images of the batch: {self.batch_names()}. Lower --lr, raise "
+                "--warmup-epochs or --temperature, or look at these images; the last checkpoint is unharmed."
+            )
+        for group in optimizer.param_groups:
+            group["lr"] = self.lr
+        optimizer.step()
+
+
+def alone(keys: Keys) -> Keys:
+    """`gather` of a single process: its keys are everyone's."""
+    return keys
+
+
+def run_training(
+    state: TrainState,
+    batches: Callable[[int, int], Iterator[LoadedBatch]],
+    *,
+    contrast: ContrastConfig,
+    optim: OptimConfig,
+    schedule: Schedule,
+    log: RunLog,
+    progress: Progress,
+    save: Callable[[TrainState], None],
+    on_eval: Callable[[TrainState], dict[str, float]] | None,
+    name_of: Callable[[Tensor], str],
+    stop: StopRequest,
+) -> None:
+    """Train from `state.step` to the end of the schedule.
+
+    batches(start, stop) yields the batches of those steps. save: commit a checkpoint. on_eval: measure the
+    encoder, every `schedule.eval_every` steps and at the end; its numbers join the epoch's row of metrics. name_of:
+    names for a batch's ids, for error messages. Raises InterruptedRunError after saving when a signal came,
+    DivergedError when the loss is not finite.
+    """
+    moco_step = STEPS[contrast.order]
+    scoring = contrast.scoring()
+    epoch_start = state.step - state.step % schedule.steps_per_epoch
+    lines = log.losses_from(epoch_start) if state.step > epoch_start else []
+    meter = _Meter()
+    state.pair.train()
+    meter.waiting()
+    for batch in batches(state.step, schedule.total_steps):
+        meter.working()
+        part = ViewPair(batch.x_q, batch.x_k, batch.ids, batch.groups)
+        m = contrast.m_at(state.step, schedule.total_steps)
+        lr = lr_at(optim, state.step, schedule.total_steps, schedule.steps_per_epoch)
+        update = QueryUpdate(state, lr, 1, lambda ids=batch.ids: name_of(ids))  # type: ignore[misc]
+        moco_step(
+            state.pair,
+            state.queue,
+            [part],
+            scoring=scoring,
+            m=m,
+            step=state.step,
+            update_query_=update,
+            gather=alone,
+        )
+        line = StepLine(state.step, update.loss, update.chance, lr, m, state.queue.fill, update.masked)
+        state.step += 1
+        log.step(line)
+        lines.append(line)
+        meter.done(len(batch.ids))
+        last = state.step == schedule.total_steps
+        progress.show(_progress_line(line, state, schedule, meter), final=last)
+
+        evaluate = on_eval is not None and (last or state.step % schedule.eval_every == 0)
+        if state.step % schedule.steps_per_epoch == 0 or last:
+            row = _epoch_row(lines, state, schedule, meter)
+            if evaluate and on_eval is not None:
+                row |= on_eval(state)
+                state.pair.train()
+            log.metrics(row)
+            lines = []
+            meter = _Meter()
+        if stop.signal is not None or last or state.step % schedule.checkpoint_every == 0:
+            save(state)
+        if stop.signal is not None and not last:
+            raise InterruptedRunError(
+                f"Stopped by {signal.Signals(stop.signal).name} after step {state.step} of {schedule.total_steps}; "
+                "everything is saved. Continue with --resume.",
+                stop.signal,
+            )
+        meter.waiting()
+
+
+class _Meter:
+    """Images per second and the share of time spent waiting for batches."""
+
+    def __init__(self) -> None:
+        self.images = self.steps = 0
+        self.wait = self.work = 0.0
+        self._mark = time.perf_counter()
+
+    def waiting(self) -> None:
+        self._mark = time.perf_counter()
+
+    def working(self) -> None:
+        now = time.perf_counter()
+        self.wait += now - self._mark
+        self._mark = now
+
+    def done(self, images: int) -> None:
+        now = time.perf_counter()
+        self.work += now - self._mark
+        self._mark = now
+        self.images += images
+        self.steps += 1
+
+    @property
+    def rate(self) -> float:
+        return self.images / max(self.wait + self.work, 1e-9)
+
+    @property
+    def seconds_per_step(self) -> float:
+        return (self.wait + self.work) / max(self.steps, 1)
+
+    @property
+    def data_wait(self) -> float:
+        return self.wait / max(self.wait + self.work, 1e-9)
+
+
+def _progress_line(line: StepLine, state: TrainState, schedule: Schedule, meter: _Meter) -> str:
+    epochs = schedule.total_steps / schedule.steps_per_epoch
+    left = (schedule.total_steps - state.step) * meter.seconds_per_step
+    return (
+        f"epoch {state.step / schedule.steps_per_epoch:.1f}/{epochs:g}  step {state.step}/{schedule.total_steps}  "
+        f"loss {line.loss:.3f} (chance {line.chance:.3f})  queue {line.fill}/{state.queue.K}  "
+        f"{meter.rate:.0f} img/s  data_wait {meter.data_wait:.0%}  "
+        f"ETA {duration(left)}"
+    )
+
+
+def _epoch_row(lines: list[StepLine], state: TrainState, schedule: Schedule, meter: _Meter) -> dict[str, Any]:
+    count = max(len(lines), 1)
+    return {
+        "epoch": state.step / schedule.steps_per_epoch,
+        "step": state.step,
+        "loss": sum(line.loss for line in lines) / count,
+        "chance": sum(line.chance for line in lines) / count,
+        "lr": lines[-1].lr,
+        "m": lines[-1].m,
+        "queue_fill": state.queue.fill,
+        "masked_share": sum(line.masked for line in lines) / count,
+        "images_per_second": round(meter.rate, 1),
+        "data_wait": round(meter.data_wait, 4),
+    }

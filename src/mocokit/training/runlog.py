@@ -1,0 +1,177 @@
+"""What a run writes down while it trains: losses, metrics, status and one line of progress.
+
+`loss.jsonl` has one line per step and no clock, so that two runs with the same losses have the same bytes.
+`metrics.jsonl` and `results.csv` have one row per epoch, with speeds and evaluations.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from mocokit import files
+from mocokit.training.runfolder import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """One line of loss.jsonl."""
+
+    step: int
+    loss: float
+    chance: float
+    lr: float
+    m: float
+    fill: int
+    masked: float
+
+    def text(self) -> str:
+        """JSON with every digit of the floats."""
+        return json.dumps(
+            {
+                "step": self.step,
+                "loss": self.loss,
+                "chance": self.chance,
+                "lr": self.lr,
+                "m": self.m,
+                "fill": self.fill,
+                "masked": self.masked,
+            },
+            allow_nan=False,
+        )
+
+
+class RunLog:
+    """The logs of one run. `lengths` goes into a checkpoint; `cut` returns to it."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self._loss = files.AppendLog(run.path / "loss.jsonl")
+        self._metrics = files.AppendLog(run.path / "metrics.jsonl")
+
+    def lengths(self) -> dict[str, int]:
+        """Make both logs durable and say how long they are, in bytes."""
+        self._loss.sync()
+        self._metrics.sync()
+        return {"loss": self._loss.size, "metrics": self._metrics.size}
+
+    def cut(self, lengths: Mapping[str, int]) -> None:
+        """Forget what was logged after the checkpoint that recorded `lengths`."""
+        self._loss.truncate_to(lengths["loss"])
+        self._metrics.truncate_to(lengths["metrics"])
+
+    def step(self, line: StepLine) -> None:
+        """Append one step."""
+        self._loss.append(line.text())
+
+    def losses_from(self, first_step: int) -> list[StepLine]:
+        """The logged steps from `first_step` on."""
+        with self._loss.path.open(encoding="utf-8") as stream:
+            rows = (json.loads(text) for text in stream)
+            return [StepLine(**row) for row in rows if row["step"] >= first_step]
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        """Append one row of metrics and write results.csv again."""
+        clean = {key: _finite(value) for key, value in row.items()}
+        self._metrics.append(json.dumps({"utc": utc_now(), **clean}, allow_nan=False))
+        files.write_text(self.run.path / "results.csv", _csv(self.rows()))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every row of metrics so far."""
+        return read_metrics(self.run)
+
+    def close(self) -> None:
+        """Close both files."""
+        self._loss.close()
+        self._metrics.close()
+
+
+def read_metrics(run: RunFolder) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl, oldest first."""
+    path = run.path / "metrics.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def read_losses(run: RunFolder) -> list[dict[str, Any]]:
+    """The lines of loss.jsonl, oldest first."""
+    path = run.path / "loss.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def write_status(run: RunFolder, state: str, step: int, total_steps: int, message: str = "") -> None:
+    """status.json: running | completed | failed | interrupted, where the run is, and when that was written."""
+    status = {"state": state, "step": step, "total_steps": total_steps, "message": message, "utc": utc_now()}
+    files.write_json(run.path / "status.json", status)
+
+
+def utc_now() -> str:
+    """The time as text, to the second."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Progress:
+    """One line on stderr: rewritten in place on a terminal, otherwise a plain line every `every` seconds."""
+
+    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False, every: float = 10.0) -> None:
+        self.stream = stream or sys.stderr
+        self.quiet = quiet
+        self.live = self.stream.isatty() and os.environ.get("TERM") != "dumb"
+        self.every = 0.2 if self.live else every
+        self._next = 0.0
+        self._open = False
+
+    def show(self, text: str, *, final: bool = False) -> None:
+        """Show `text` if it is time to; a final one always."""
+        now = time.monotonic()
+        if self.quiet or (now < self._next and not final):
+            return
+        self._next = now + self.every
+        if self.live:
+            width = os.get_terminal_size(self.stream.fileno()).columns
+            self.stream.write("\r" + text[: width - 1].ljust(width - 1) + ("\n" if final else ""))
+            self._open = not final
+        else:
+            self.stream.write(text + "\n")
+        self.stream.flush()
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the progress line."""
+        if self.quiet:
+            return
+        self.stream.write(("\n" if self._open else "") + text + "\n")
+        self.stream.flush()
+        self._open = False
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `1:05` or `2:03:04`."""
+    whole = int(seconds + 0.5)
+    hours, rest = divmod(whole, 3600)
+    minutes, seconds_left = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
