@@ -1,4 +1,4 @@
-"""A run's configuration: recipe, then a YAML file, then flags; complete, checked, written beside the run.
+"""Putting a run's configuration together: recipe, then a YAML file, then flags; complete and checked.
 
 Each section's dataclass lives beside the code that uses it. This module only puts them together.
 """
@@ -6,126 +6,23 @@ Each section's dataclass lives beside the code that uses it. This module only pu
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import yaml
 
-from mocokit.contrast.encoders import EncoderConfig, UnknownBackboneError
+from mocokit.contrast.encoders import EncoderConfig
 from mocokit.contrast.steps import ContrastConfig
 from mocokit.data.views import ViewConfig, view_recipe
-from mocokit.errors import DamagedError, UsageError, did_you_mean
+from mocokit.errors import UsageError, did_you_mean
 from mocokit.options import PretrainOptions
 from mocokit.training.optim import OptimConfig
+from mocokit.training.settings import MISFIT, SECTIONS, DataConfig, ExecutionConfig, RunConfig, TrainConfig, fit, spell
 
 MAX_CONFIG_BYTES = 1_000_000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataConfig:
-    """What the run reads."""
-
-    spec: str
-    """Folder, table or generated set, as `open_source` takes it."""
-    split: str | None = None
-    """The split that is used, or None for everything."""
-    label_column: str | None = None
-    """Column of a table that holds labels; never used in training."""
-    group_column: str | None = None
-    """Column of a table that holds groups."""
-    side: int = 32
-    """Side of the square canvas that pictures are decoded into, in pixels."""
-    max_bad: float = 0.01
-    """Share of unreadable images above which the run stops."""
-    images: int = 0
-    """How many images there were when the run started."""
-    index_hash: str = ""
-    """Hash of the sample table (ids, sizes, modification times) when the run started."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.max_bad <= 1:
-            raise UsageError(f"`max_bad` must lie in [0, 1]. Got {self.max_bad}.")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainConfig:
-    """How long, how many at once, and when what is written."""
-
-    epochs: int = 200
-    """Passes over the data."""
-    batch_size: int = 256
-    """Images per optimiser step (MoCo v1: 256)."""
-    seed: int = 0
-    """Decides initial weights, order and views."""
-    checkpoint_every: int = 500
-    """Steps between checkpoints."""
-    eval_every: int = 10
-    """Epochs between readings of the monitor."""
-    workers: int = 1
-    """Threads that make views ahead of the step."""
-
-    def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("batch_size", 2), ("checkpoint_every", 1), ("eval_every", 1), ("workers", 0)):
-            value = getattr(self, name)
-            if value < low:
-                raise UsageError(f"`{name}` must be at least {low}. Got {value}.")
-        if not 0 <= self.seed < 2**63:
-            raise UsageError(f"`seed` must lie in [0, 2^63). Got {self.seed}.")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExecutionConfig:
-    """What decides bits and speed on this machine; settled when the run starts, kept on resume."""
-
-    device: str = "auto"
-    """cpu, cuda, ...; auto = cuda where there is one."""
-    threads: int | None = None
-    """Intra-op threads; None = torch's choice."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Arithmetic of the encoders."""
-    layout: Literal["auto", "contiguous", "channels-last"] = "auto"
-    """Memory layout of the encoders."""
-    reason: str = ""
-    """What was timed, where something was."""
-
-    def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"`threads` must be at least 1. Got {self.threads}.")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunConfig:
-    """Everything that decides a run."""
-
-    recipe: str
-    """The named recipe it started from."""
-    data: DataConfig
-    views: ViewConfig
-    encoder: EncoderConfig
-    contrast: ContrastConfig
-    optim: OptimConfig
-    train: TrainConfig
-    execution: ExecutionConfig = field(default_factory=ExecutionConfig)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, nested by section."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return plain
-
-    def digest(self) -> str:
-        """A hash of everything that decides the bits of the run (not of workers or of when things are written)."""
-        plain = self.to_dict()
-        for name in ("workers", "checkpoint_every", "eval_every"):
-            del plain["train"][name]
-        del plain["execution"]["reason"]
-        plain["data"]["spec"] = ""  # where the data lie may change; the index hash says what they are
-        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------- recipes
@@ -257,16 +154,6 @@ _PLACES: dict[str, tuple[str, str]] = {
 }
 """Where each flag goes; recipe, image_size, views, crop_min and blur are handled by name."""
 
-_SECTIONS: dict[str, type] = {
-    "data": DataConfig,
-    "views": ViewConfig,
-    "encoder": EncoderConfig,
-    "contrast": ContrastConfig,
-    "optim": OptimConfig,
-    "train": TrainConfig,
-    "execution": ExecutionConfig,
-}
-
 
 def read_yaml(path: Path) -> dict[str, dict[str, Any]]:
     """A configuration file: sections of plain values. Unknown sections and keys are errors; nothing is expanded."""
@@ -286,8 +173,8 @@ def read_yaml(path: Path) -> dict[str, dict[str, Any]]:
         if section == "recipe":
             found["recipe"] = {"name": values}
             continue
-        if section not in _SECTIONS:
-            raise UsageError(f"{path}: unknown section '{section}'.{did_you_mean(str(section), _SECTIONS)}")
+        if section not in SECTIONS:
+            raise UsageError(f"{path}: unknown section '{section}'.{did_you_mean(str(section), SECTIONS)}")
         if not isinstance(values, dict):
             raise UsageError(f"{path}: section '{section}' must hold keys and values.")
         found[section] = values
@@ -300,9 +187,9 @@ def _apply(section: str, current: Any, values: Mapping[str, Any], where: str) ->
     for key, value in values.items():
         if key not in hints:
             raise UsageError(f"{where}unknown key '{section}.{key}'.{did_you_mean(str(key), hints)}")
-        fitted = _fit(value, hints[key])
-        if fitted is _MISFIT:
-            raise UsageError(f"{where}{section}.{key} must be {_spell(hints[key])}. Got {value!r}.")
+        fitted = fit(value, hints[key])
+        if fitted is MISFIT:
+            raise UsageError(f"{where}{section}.{key} must be {spell(hints[key])}. Got {value!r}.")
         current = _rebuild(current, {key: fitted})
     return current
 
@@ -312,49 +199,6 @@ def _rebuild(current: Any, changes: Mapping[str, Any]) -> Any:
         return replace(current, **changes)
     except ValueError as error:  # the contrast room knows no error classes of ours
         raise UsageError(str(error)) from error
-
-
-_MISFIT = object()
-
-
-def _fit(value: Any, hint: Any) -> Any:
-    """`value` as the type `hint` says, or _MISFIT. PyYAML reads 1e-4 as text, so numbers in text are taken."""
-    origin = get_origin(hint)
-    if origin in (Union, UnionType):
-        for option in get_args(hint):
-            fitted = _fit(value, option)
-            if fitted is not _MISFIT:
-                return fitted
-        return _MISFIT
-    if hint is type(None):
-        return None if value is None else _MISFIT
-    if origin is Literal:
-        return value if value in get_args(hint) else _MISFIT
-    if origin is tuple:
-        parts = get_args(hint)
-        if not isinstance(value, list | tuple) or len(value) != len(parts):
-            return _MISFIT
-        fitted_parts = [_fit(item, part) for item, part in zip(value, parts, strict=True)]
-        return _MISFIT if _MISFIT in fitted_parts else tuple(fitted_parts)
-    if hint is float and not isinstance(value, bool):
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            return _MISFIT
-    if hint is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    return value if hint in (bool, str) and isinstance(value, hint) else _MISFIT
-
-
-def _spell(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(str, get_args(hint)))
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(_spell(option) for option in get_args(hint))
-    if get_origin(hint) is tuple:
-        return f"a list of {len(get_args(hint))} numbers"
-    return names.get(hint, str(hint))
 
 
 def assemble(
@@ -439,32 +283,6 @@ def _fit_to_data(sections: dict[str, Any], explicit: set[tuple[str, str]], recip
     sections["train"] = train
 
 
-def to_yaml(config: RunConfig) -> str:
-    """config.yaml's text."""
-    return str(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
-
-
-def from_yaml(path: Path) -> RunConfig:
-    """Read a run's config.yaml back. Raises DamagedError when it is not what `to_yaml` writes."""
-    try:
-        loaded = yaml.safe_load(path.read_text("utf-8"))
-        sections = {}
-        for section, kind in _SECTIONS.items():
-            values = dict(loaded[section])
-            hints = get_type_hints(kind)
-            if set(values) != {f.name for f in fields(kind)}:
-                raise DamagedError(f"{path}: section '{section}' lacks or adds a key; it was changed.")
-            fitted = {key: _fit(value, hints[key]) for key, value in values.items()}
-            if bad := [key for key, value in fitted.items() if value is _MISFIT]:
-                raise DamagedError(f"{path}: {section}.{bad[0]} is not {_spell(hints[bad[0]])}; it was changed.")
-            sections[section] = kind(**fitted)
-        return RunConfig(recipe=str(loaded["recipe"]), **sections)
-    except OSError as error:
-        raise DamagedError(f"Could not read {path}: {error.strerror}. The run folder is incomplete.") from error
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError, UsageError) as error:
-        raise DamagedError(f"{path} is not a run's configuration; it was changed or cut ({error}).") from error
-
-
 FREE_ON_RESUME = {"workers", "checkpoint_every", "eval_every"}
 """Flags that change no bit of the run."""
 
@@ -476,7 +294,7 @@ def resumed(stored: RunConfig, options: PretrainOptions) -> RunConfig:
     """
     given = options.given()
     differences = []
-    sections = {section: getattr(stored, section) for section in _SECTIONS}
+    sections = {section: getattr(stored, section) for section in SECTIONS}
     stored_values: dict[str, Any] = {
         "recipe": stored.recipe,
         "image_size": stored.views.size,
@@ -501,6 +319,3 @@ def resumed(stored: RunConfig, options: PretrainOptions) -> RunConfig:
             + "\nLeave these flags out, or start another run with another --out."
         )
     return dataclasses.replace(stored, **sections)
-
-
-__all__ = ["RECIPES", "RunConfig", "UnknownBackboneError", "assemble", "from_yaml", "read_yaml", "resumed", "to_yaml"]

@@ -28,7 +28,7 @@ class PretrainOptions:
     """Everything a recipe decides and a flag may change."""
 
     recipe: Annotated[str | None, _in(_COMMON)] = None
-    "Named settings to start from: auto, small, moco-v1, moco-v2. auto: `small` below 200,000 images, else moco-v2."
+    "Named settings to start from: auto, small, digits, moco-v1, moco-v2. auto: small below 200,000 images, else moco-v2."
     epochs: Annotated[int | None, _in(_COMMON)] = None
     "Passes over the data."
     batch_size: Annotated[int | None, _in(_COMMON)] = None
@@ -36,7 +36,7 @@ class PretrainOptions:
     seed: Annotated[int | None, _in(_COMMON)] = None
     "Decides the initial weights, the order and every view. Default 0."
     backbone: Annotated[str | None, _in(_COMMON)] = None
-    "small-cnn, small-cnn-32-64-128, or any torchvision or timm model name. Default: small-cnn up to 32 px, else resnet18."
+    "small-cnn, small-cnn-32-64-128, or any torchvision or timm model. Default: small-cnn up to 32 px, else resnet18."
     image_size: Annotated[int | None, _in(_COMMON)] = None
     "Side of the views in pixels. Default: the pictures' own longer side, at most 224."
 

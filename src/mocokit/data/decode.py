@@ -135,7 +135,7 @@ def decode(data: bytes, limits: DecodeLimits | None = None, *, fit: int | None =
     with _reading(data):
         image = _open(data)
         _check_pixels(image.size, limits)
-        return _to_array(_load(image, data, fit), limits.background)
+        return to_rgb(_load(image, data, fit), limits.background)
 
 
 def picture_size(data: bytes, limits: DecodeLimits | None = None) -> tuple[int, int]:
@@ -188,14 +188,17 @@ def _load(image: Image.Image, data: bytes, fit: int | None) -> Image.Image:
 def _load_pnm(image: Image.Image, data: bytes) -> Image.Image:
     """A binary PNM whose largest value is no full byte or word; Pillow decodes these in a Python loop."""
     tile = image.tile[0]  # type: ignore[attr-defined]
+    if image.mode not in ("L", "I", "RGB"):
+        raise UnreadableImageError(f"PNM of mode {image.mode}; save it as PNG")
     largest = tile.args[-1]
     width, height = image.size
     channels = 3 if image.mode == "RGB" else 1
     kind = np.dtype(np.uint8) if largest < 256 else np.dtype(">u2")
-    raw = np.frombuffer(data, kind, width * height * channels, tile.offset)
-    values: npt.NDArray[np.float32] = raw.astype(np.float32)
-    values *= 255 / largest
-    scaled = _rounded(values)
+    raw = np.frombuffer(data, kind, width * height * channels, tile.offset).reshape(height, width * channels)
+    table = _rounded(np.arange(256**kind.itemsize, dtype=np.float32) * np.float32(255 / largest))
+    scaled = np.empty(raw.shape, np.uint8)
+    for row, values in enumerate(raw):  # row by row: indexing widens every value to 8 bytes
+        scaled[row] = table[values]
     return Image.fromarray(scaled.reshape((height, width, channels) if channels == 3 else (height, width)))
 
 
@@ -208,7 +211,7 @@ def _orientation(image: Image.Image) -> int:
     return value if isinstance(value, int) else 1
 
 
-def _to_array(image: Image.Image, background: tuple[int, int, int]) -> UInt8Array:
+def to_rgb(image: Image.Image, background: tuple[int, int, int]) -> UInt8Array:
     """An upright, loaded picture of any mode as RGB uint8 [H, W, 3] (the table at the top)."""
     mode = image.mode
     if mode == "F" or mode.startswith("I"):

@@ -3,10 +3,10 @@
 No operation lets the batch decide a picture's bits: alone, in company or in another place of the batch, a picture
 comes out the same. Three rules give that.
 
-1. Work on pixels is single IEEE operations (+ - * / min max floor), which round the same in vector body and tail.
-   Fused ones (`lerp`, `addcmul`, `add(alpha=)`) and vectorised `exp`, `pow`, `sin` do not, and are not used.
-2. Where a library chooses the order of a sum (matrix products, means), the terms are whole multiples of a power of
-   two, few enough for every partial sum to be exact. Exact sums have no order.
+1. Work on pixels is single IEEE operations (+ - * / min max floor round), which round the same in a vector's body and
+   tail. Fused ones (`lerp`, `addcmul`, `add(alpha=)`) and vectorised `exp`, `pow`, `sin` need not: they are not used.
+2. Where a library chooses the order of a sum, its terms are whole multiples of a power of two and every partial sum
+   is exact. Exact sums have no order.
 3. Transcendental functions are called once per picture, from Python's `math`, in float64.
 
 Shapes: N pictures, S the side of the square uint8 canvas, s the side of a float32 picture. Float pictures are
@@ -28,9 +28,10 @@ from mocokit.data.randomness import UInt64Array, hash_words
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
-_WEIGHT_BITS = 16  # with 8-bit levels: sums below 2^24, exact in float32
-_FINE = 2.0**32  # fixed point in which float64 sums of filter weights are exact
+_SHARE = 2.0**16  # filter weights are multiples of 1 / _SHARE: times 8-bit levels they add up exactly in float32
+_FINE = 2.0**32  # before that, multiples of 1 / _FINE, which add up exactly in float64
 
 
 def each(function: Callable[[float], float], values: FloatArray) -> FloatArray:
@@ -38,50 +39,54 @@ def each(function: Callable[[float], float], values: FloatArray) -> FloatArray:
     return np.array([function(value) for value in values.ravel().tolist()], np.float64).reshape(values.shape)
 
 
-def crop_resize(images: Tensor, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
+def crop_resize(images: Tensor, boxes: IntArray, flip: BoolArray, size: int) -> Tensor:
     """Crop a box and resize it as Pillow's `crop(box).resize((size, size), BILINEAR)`, all pictures at once.
 
     images uint8 [B, 3, S, S]; boxes int64 [N, 4] (top, left, height, width) with N a multiple of B, box n being cut
-    from picture n % B, inside it; flip bool [N], mirror left to right. Gives float32 [N, 3, size, size] in 0..1,
+    from picture n % B and inside it; flip bool [N], mirror left to right. Gives float32 [N, 3, size, size] in 0..1,
     multiples of 1/255.
 
     Pillow's arithmetic: triangle filter, widened when shrinking and renormalised at the edges of the box, applied
-    along rows, rounded to whole levels, applied along columns, rounded. The weights have 16 bits here and 22 there.
-    As two batched matrix products they are exact in float32 (rule 2), so any kernel gives the same bits.
+    along rows, rounded to whole levels, applied along columns, rounded. At most one level differs: the weights have 16
+    bits here and 22 there, and Pillow 13 does the columns first where that is cheaper. `embedding_bag` is used as just
+    such a filter: every output line is a weighted sum of a few input lines.
     """
-    count = len(boxes)
-    corner, length = boxes[:, :2], boxes[:, 2:]
-    y, x = corner.amin(0).tolist()  # only the part of the canvas that some box touches is read
-    rows, columns = ((corner + length).amax(0) - corner.amin(0)).tolist()
-    mirror = torch.stack([torch.zeros_like(flip), flip])
-    start = (corner - corner.amin(0)).t()
-    down, across = _resize_weights(start, length.t(), mirror, size, max(rows, columns))
-    pixels = images[:, :, y : y + rows, x : x + columns].permute(0, 2, 1, 3).float().flatten(1, 2)  # [B, 3 rows, columns]
-    with torch.autocast(images.device.type, enabled=False):
-        levels = torch.cat([torch.bmm(pixels, part) for part in across[:, :columns].split(len(images))])
-        levels = levels.add_(0.5).floor_().view(count, rows, 3 * size)
-        levels = torch.bmm(down[:, :rows].transpose(1, 2), levels).add_(0.5).floor_()
-    return levels.view(count, size, 3, size).permute(0, 2, 1, 3).contiguous().div_(255)
+    longest = int(boxes[:, 2:].max())
+    assert longest <= 256 * size, "with more than 512 taps the sums would not be exact"
+    device, batch, count, side = images.device, len(images), len(boxes), images.shape[3]
+    index, share = _taps(torch.from_numpy(boxes).to(device), torch.from_numpy(flip).to(device), size, longest)
+    picture = torch.arange(count, device=device)[:, None, None]
+    columns = images.permute(0, 3, 1, 2).float().contiguous().view(batch * side, 3 * side)
+    x = _weighted_lines(columns, index[1] + picture % batch * side, share[1])
+    rows = x.view(count, size, 3, side).permute(0, 3, 2, 1).contiguous().view(count * side, 3 * size)
+    x = _weighted_lines(rows, index[0] + picture * side, share[0])
+    return x.view(count, size, 3, size).permute(0, 2, 1, 3).contiguous().div_(255)
 
 
-def _resize_weights(start: Tensor, length: Tensor, mirror: Tensor, size: int, span: int) -> Tensor:
-    """How much of each input pixel goes into each output pixel, in multiples of 2^-16: float32 [..., span, size].
+def _weighted_lines(lines: Tensor, index: Tensor, share: Tensor) -> Tensor:
+    """Sums of `lines` [L, W], whole levels, by index and share [N, s, taps]; rounded half up: [N s, W]."""
+    bags, weights = index.flatten(0, 1), share.flatten(0, 1)
+    return functional.embedding_bag(bags, lines, mode="sum", per_sample_weights=weights).add_(0.5).floor_()
 
-    start, length, mirror [...]: the box along one axis, in input pixels, and whether to reverse it.
+
+def _taps(boxes: Tensor, flip: Tensor, size: int, longest: int) -> tuple[Tensor, Tensor]:
+    """Of rows and of columns (first axis), which pixels make an output pixel and their shares, multiples of 2^-16.
+
+    Gives int64 and float32 [2, N, size, taps]. Taps outside the box have share 0 and an index inside it.
     """
-    length = length[..., None, None]
+    start, length = boxes.t().view(2, 2, -1, 1)
     scale = length.double() / size
     support = scale.clamp(min=1)
-    place = torch.arange(size, device=start.device)
-    centre = (torch.where(mirror[..., None, None], size - 1 - place, place) + 0.5) * scale
-    taps = torch.arange(2 * math.ceil(float(support.max())) + 1, device=start.device)[:, None]
-    pixel = (centre - support + 0.5).floor() + taps  # [..., taps, size]
-    weight = (1 - (pixel + 0.5 - centre).abs_() / support).clamp_(min=0)
-    weight = weight.mul_((pixel >= 0) & (pixel < length)).mul_(_FINE).round_()
-    share = weight.mul_(2**_WEIGHT_BITS / weight.sum(-2, keepdim=True)).round_().float().mul_(2.0**-_WEIGHT_BITS)
-    index = (pixel.long() + start[..., None, None]).clamp_(0, span - 1)  # what is clamped here has weight 0
-    dense = torch.zeros(*start.shape, span, size, device=start.device)
-    return dense.scatter_add_(-2, index, share)
+    place = torch.arange(size, device=boxes.device).expand(len(boxes), size)
+    place = torch.stack([place, torch.where(flip[:, None], place.flip(1), place)])
+    centre = (place + 0.5) * scale
+    taps = torch.arange(2 * math.ceil(max(1, longest / size)) + 1, device=boxes.device)
+    pixel = (centre - support + 0.5).floor() + taps[:, None, None, None]  # [taps, 2, N, size]
+    share = (1 - (pixel + 0.5 - centre).abs_() / support).clamp_(min=0)
+    share = share.mul_((pixel >= 0) & (pixel < length)).mul_(_FINE).round_()
+    share = share.mul_(_SHARE / share.sum(0)).round_().mul_(1 / _SHARE)
+    index = torch.minimum(pixel.clamp_(min=0), length - 1).add_(start)
+    return index.long().movedim(0, 3), share.float().movedim(0, 3)
 
 
 def luminance(x: Tensor) -> Tensor:
@@ -111,15 +116,17 @@ def hue_(x: Tensor, turns: Tensor) -> Tensor:
     """Turn the hue in HSV space; turns [N] in -0.5..0.5, 1 being the full circle.
 
     With V the largest channel and C the largest minus the smallest, HSV says: channel = V - C clamp(d - 1, 0, 1), d the
-    distance in sextants around the circle from the hue to the channel's own (red 0, green 2, blue 4). Everything
-    is kept times C, so grey needs no special case and nothing is divided.
+    distance in sextants around the circle from the hue to the channel's own (red 0, green 2, blue 4). All is kept
+    times C, so that grey needs no special case and nothing is divided. The hue itself, -3 C to 3 C and positive
+    towards green, is |G - B| from red where red is the largest, C + V - R where it is the middle one (and C = |G - B|),
+    3 C - |G - B| where it is the smallest: one formula with the sign of 2 (V - R) - C, and no slow `where`.
     """
-    red, green, blue = x.split(1, dim=1)
+    red, green, blue = (x[:, k : k + 1] for k in range(3))
     value = torch.maximum(red, green).maximum(blue)
     chroma = value - torch.minimum(red, green).minimum(blue)
-    two = chroma * 2
-    hue = torch.where(value == green, (blue - red).add_(two), (red - green).add_(two).add_(two))
-    hue = torch.where(value == red, green - blue, hue).add_(chroma * (6 * turns)[:, None, None, None])
+    below, towards_green = value - red, green - blue
+    hue = (below * 2).sub_(chroma).sign_().mul_(chroma - towards_green.abs()).add_(below).add_(chroma)
+    hue.copysign_(towards_green).add_(chroma * (6 * turns)[:, None, None, None])
     distance = (hue - chroma * torch.tensor([0.0, 2.0, 4.0], device=x.device)[:, None, None]).abs_()
     distance = torch.minimum(distance, (chroma * 6 - distance).abs_()).sub_(chroma).clamp_(min=0)
     return torch.sub(value, torch.minimum(distance, chroma), out=x)
@@ -128,23 +135,20 @@ def hue_(x: Tensor, turns: Tensor) -> Tensor:
 def gaussian_blur(x: Tensor, sigma: FloatArray, kernel: int) -> Tensor:
     """Separable Gaussian of `kernel` (odd) taps and standard deviation `sigma` [N] pixels, > 0, each its own.
 
-    The taps are exp(-d^2 / 2 sigma^2), divided by their sum; the border is mirrored without repeating the edge pixel
-    (torchvision's GaussianBlur). kernel // 2 must be smaller than the picture's side.
+    The taps are exp(-d^2 / 2 sigma^2), rounded to 2^-20 and divided by their sum; the border is mirrored without
+    repeating the edge pixel (torchvision's GaussianBlur). kernel // 2 must be smaller than the picture's side.
     """
     radius = kernel // 2
-    taps = np.arange(radius + 1) ** 2 / (-2 * sigma[:, None] ** 2)
-    # Fixed point makes the sum exact and drops the tiny taps that would make slow subnormal numbers.
-    weights = np.rint(each(math.exp, taps) * _FINE)
-    weights /= 2 * weights.sum(1, keepdims=True) - weights[:, :1]
-    w = torch.from_numpy(weights.astype(np.float32)).to(x.device)[:, :, None, None, None]
-    for axis in (2, 3):
-        side = x.shape[axis]
-        padding = (radius, radius, 0, 0) if axis == 3 else (0, 0, radius, radius)
-        padded = functional.pad(x, padding, mode="reflect")
-        x = padded.narrow(axis, radius, side) * w[:, 0]
-        for d in range(1, radius + 1):
+    taps = np.rint(each(math.exp, np.arange(radius + 1) ** 2 / (-2 * sigma[:, None] ** 2)) * 2**20)
+    share = (taps / (2 * taps.sum(1, keepdims=True) - taps[:, :1])).astype(np.float32)
+    in_use = [d for d in range(1, radius + 1) if share[:, d].any()]  # a tap of 0 everywhere changes no bit
+    weight = torch.from_numpy(share).to(x.device)[:, :, None, None, None]
+    for axis, padding in ((3, (radius, radius, 0, 0)), (2, (0, 0, radius, radius))):
+        padded, side = functional.pad(x, padding, mode="reflect"), x.shape[axis]
+        x = x * weight[:, 0]
+        for d in in_use:
             pair = padded.narrow(axis, radius - d, side) + padded.narrow(axis, radius + d, side)
-            x.add_(pair.mul_(w[:, d]))
+            x.add_(pair.mul_(weight[:, d]))
     return x
 
 
@@ -163,22 +167,12 @@ def inverse_affine(rotation: FloatArray, zoom: FloatArray, shift: FloatArray, sh
 
 def affine(x: Tensor, inverse: FloatArray) -> Tensor:
     """Move each picture by its inverse map [N, 2, 3] (see `inverse_affine`): bilinear, black (0) outside."""
-    n, _, side, _ = x.shape
-    m = torch.from_numpy(inverse.astype(np.float32)).to(x.device)[:, :, :, None, None]
+    side = x.shape[3]
+    m = torch.from_numpy((inverse * (2 / side)).astype(np.float32)).to(x.device)[..., None, None]
     centred = torch.arange(side, device=x.device) - (side - 1) / 2
-    # One black pixel before and two behind hold every neighbour of the coordinates, clamped to -1..side.
-    padded = functional.pad(x, (1, 2, 1, 2)).flatten(2)
-    column, row = (
-        (centred * m[:, k, 0] + centred[:, None] * m[:, k, 1]).add_(m[:, k, 2] + (side - 1) / 2) for k in (0, 1)
-    )
-    column, row = column.clamp_(-1, side).add_(1), row.clamp_(-1, side).add_(1)
-    at_column, at_row = column.floor(), row.floor()
-    index = (at_row * (side + 3)).add_(at_column).long().view(n, 1, -1).expand(-1, 3, -1)
-    right, below = (column - at_column).view(n, 1, -1), (row - at_row).view(n, 1, -1)
-    upper = (padded.gather(2, index) * (1 - right)).add_(padded.gather(2, index + 1) * right)
-    index = index + (side + 3)
-    lower = (padded.gather(2, index) * (1 - right)).add_(padded.gather(2, index + 1) * right)
-    return upper.mul_(1 - below).add_(lower.mul_(below)).view(n, 3, side, side)
+    # Not affine_grid, a matrix product. grid_sample takes each picture on its own, its tail as a masked vector.
+    grid = [(centred * m[:, k, 0] + centred[:, None] * m[:, k, 1]).add_(m[:, k, 2]) for k in (0, 1)]
+    return functional.grid_sample(x, torch.stack(grid, 3), "bilinear", "zeros", align_corners=False)
 
 
 def noise_(x: Tensor, key: UInt64Array, std: float) -> Tensor:

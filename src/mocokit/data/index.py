@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -148,6 +149,31 @@ def make_index(
         split_names=split_names,
         content=content,
     )
+
+
+def column_labels(
+    where: str, values: Sequence[Any] | None, names: list[str] | None
+) -> tuple[Int64Array | list[str | None] | None, list[str] | None]:
+    """A column of labels (whole numbers or texts; None or -1: unlabelled) -> `labels, class_names` of `make_index`.
+
+    Numbers with known `names` stay numbers; everything else becomes text. Raises DataError for a number without
+    a name. `where` is the file for the message.
+    """
+    if values is None:
+        return None, None
+    if names is not None and all(value is None or isinstance(value, int) for value in values):
+        numbers = np.array([-1 if value is None else value for value in values], np.int64)
+        if numbers.size and (numbers.max() >= len(names) or numbers.min() < -1):
+            raise DataError(
+                f"{where} has labels from {numbers.min()} to {numbers.max()} but {len(names)} class names. Correct one."
+            )
+        return numbers, names
+    return [None if value is None or value == -1 else str(value) for value in values], None
+
+
+def column_texts(values: Sequence[Any] | None) -> list[str | None] | None:
+    """A column of groups or splits as texts."""
+    return None if values is None else [None if value is None else str(value) for value in values]
 
 
 def _numbers(texts: Iterable[str | None], names: tuple[str, ...]) -> Int64Array:

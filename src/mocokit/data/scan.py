@@ -97,7 +97,7 @@ class _Walk:
         if base.startswith("._"):
             self.report.sidecars += 1
             return False
-        extension = os.path.splitext(base)[1].lower()  # noqa: PTH122 a Path per file would cost ten times as much
+        extension = base[base.rfind(".") :].lower() if "." in base else ""
         if extension in _ALLOWED:
             return True
         self.report.other_extensions[extension if len(extension) <= 10 else extension[:9] + "…"] += 1

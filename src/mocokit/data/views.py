@@ -1,8 +1,8 @@
 """A batch of pictures becomes batches of random views, every number a function of (seed, epoch, sample id, view).
 
-`draw_parameters` turns hashes into crop boxes, colour factors and so on; `render` applies them with image_ops.py. A sample's
-views therefore have the same bits in any batch, at any place in it and after any interruption, on one device and
-thread count (image_ops.py says why). Shapes: B samples, V views of each, N = V B pictures, view-major.
+`draw_parameters` turns hashes into crop boxes, colour factors and so on; `render` applies them with image_ops.py.
+A sample's views therefore have the same bits in any batch, at any place in it and after any interruption, on one
+device and thread count (image_ops.py says why). Shapes: B samples, V views of each, N = V B pictures, view by view.
 """
 
 from __future__ import annotations
@@ -10,36 +10,35 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from mocokit.data import image_ops
-from mocokit.data.image_ops import FloatArray, IntArray, each
+from mocokit.data.image_ops import BoolArray, FloatArray, IntArray, each
 from mocokit.data.randomness import UInt64Array, hash_words, uniform, word
 from mocokit.errors import UsageError, did_you_mean
 
-BoolArray = npt.NDArray[np.bool_]
 Range = tuple[float, float]
 Triple = tuple[float, float, float]
 
 _CROP_TRIES = 10  # as torchvision's RandomResizedCrop; then the central crop
 _ORDERS = np.array(list(itertools.permutations(range(4))), np.int64)  # of brightness, contrast, saturation, hue
-_TILE = 2**20  # float32 elements rendered at a time, to stay in the cache
+_TILE = {"cpu": 2**19, "cuda": 2**24}  # float32 elements rendered at a time; on a CPU they should stay in the cache
 
 _DRAWS = (
     "crop top", "crop left", "flip", "rotation", "zoom", "shift x", "shift y", "shear", "jitter", "jitter order",
     "brightness", "contrast", "saturation", "hue", "grayscale", "blur", "blur sigma",
     *(f"crop {what} {attempt}" for attempt in range(_CROP_TRIES) for what in ("area", "ratio")),
 )  # fmt: skip
+_WORDS = np.array([word(name) for name in _DRAWS], np.uint64)[:, None, None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ViewConfig:
-    """What is done at random to a picture, in this order: crop and flip, affine, colour, blur, noise, normalise.
+    """What is done at random to a picture: crop, flip, affine, jitter, grey, blur, noise and normalise, in this order.
 
     The fields' defaults do nothing but the central square crop. Raises UsageError for a value out of range.
 
@@ -52,15 +51,18 @@ class ViewConfig:
     shift: largest move either way along x and along y, as a share of the side.
     shear: largest shear angle along x either way, degrees.
     jitter: probability of the colour jitter, its four steps in random order (v1: 1; v2: 0.8).
-    brightness, contrast, saturation: factor drawn from 1 - value (at least 0) to 1 + value; 0 = off (v1, v2: 0.4).
+    brightness: its factor is drawn from 1 - value (at least 0) to 1 + value; 0 = off (v1, v2: 0.4).
+    contrast: likewise (v1, v2: 0.4).
+    saturation: likewise (v1, v2: 0.4).
     hue: largest turn either way, in 0..0.5 of the circle; 0 = off (v1: 0.4; v2: 0.1).
     grayscale: probability of turning grey (v1, v2: 0.2).
-    grayscale_first: turn grey before the jitter (the released v1) and not after it (v2).
+    grayscale_first: turn grey before the jitter (v1) and not after it (v2).
     blur: probability of the Gaussian blur (v2: 0.5).
     blur_sigma: range of its standard deviation, pixels of the view (v2: 0.1 to 2, at size 224).
     blur_kernel: its odd number of taps (SimCLR: a tenth of the size).
     noise: standard deviation of the added noise, in 0..1 of the pixel range.
-    mean, std: per channel, in pixel values 0..1: a view is (picture - mean) / std.
+    mean: of each channel, in pixel values 0..1; a view is (picture - mean) / std.
+    std: of each channel, likewise.
     """
 
     size: int
@@ -117,7 +119,8 @@ def view_recipe(name: str, size: int) -> ViewConfig:
     "moco-v1": He et al. 2020, section 3.3, and the released code. "moco-v2": Chen et al. 2020, the released code.
     "mnist-like": for small grey drawings such as digits, which a mirror image or a crop would turn into something else.
 
-    Deviation: the papers' mean and std are ImageNet's; here 0.5 and 0.5 until the data's own are put in.
+    Deviation: the papers' mean and std are ImageNet's, here 0.5 and 0.5 until the data's own are put in. The released
+    v2 blurs by Pillow's box filters, here a Gaussian of as many taps as SimCLR takes (three at small sizes).
     """
     recipes: dict[str, Callable[[], ViewConfig]] = {
         "moco-v1": lambda: ViewConfig(
@@ -163,6 +166,10 @@ class ViewParameters:
     sigma: FloatArray
     noise_key: UInt64Array
 
+    def take(self, pictures: IntArray) -> ViewParameters:
+        """Those of the pictures with these numbers."""
+        return ViewParameters(**{field.name: getattr(self, field.name)[pictures] for field in fields(self)})
+
 
 def draw_parameters(
     config: ViewConfig, extents: IntArray, ids: IntArray, *, seed: int, epoch: int, views: Sequence[int]
@@ -171,9 +178,8 @@ def draw_parameters(
 
     The number called "flip", say, is uniform(seed, word("flip"), epoch, id, view).
     """
-    words = np.array([word(name) for name in _DRAWS], np.uint64)[:, None, None]
     view = np.array(views, np.int64)[:, None]
-    numbers = uniform(seed, words, epoch, ids, view).reshape(len(_DRAWS), -1)
+    numbers = uniform(seed, _WORDS, epoch, ids, view).reshape(len(_DRAWS), -1)
     u = dict(zip(_DRAWS, numbers, strict=True))
 
     def between(name: str, low: float, high: float) -> FloatArray:
@@ -182,15 +188,13 @@ def draw_parameters(
     def either_way(name: str, largest: float) -> FloatArray:
         return between(name, -largest, largest)
 
-    size = config.size
     strengths = (config.brightness, config.contrast, config.saturation)
-    colour = [
-        *(between(n, max(0.0, 1 - s), 1 + s) for n, s in zip(("brightness", "contrast", "saturation"), strengths)),
-        either_way("hue", config.hue),
-    ]
+    named = zip(("brightness", "contrast", "saturation"), strengths, strict=True)
+    colour = [between(name, max(0.0, 1 - strength), 1 + strength) for name, strength in named]
+    colour.append(either_way("hue", config.hue))
     in_use = np.array([*strengths, config.hue]) > 0
     order = _ORDERS[(u["jitter order"] * len(_ORDERS)).astype(np.int64)]
-    shift = np.stack([either_way("shift x", config.shift), either_way("shift y", config.shift)], 1) * size
+    shift = np.stack([either_way("shift x", config.shift), either_way("shift y", config.shift)], 1)
     return ViewParameters(
         boxes=_boxes(config, np.tile(extents, (len(view), 1)), u),
         flip=u["flip"] < config.flip,
@@ -198,7 +202,7 @@ def draw_parameters(
         inverse=image_ops.inverse_affine(
             either_way("rotation", config.rotation),
             between("zoom", *config.zoom),
-            shift,
+            shift * config.size,
             either_way("shear", config.shear),
         ),
         order=np.where(in_use[order] & (u["jitter"] < config.jitter)[:, None], order, -1),
@@ -249,44 +253,58 @@ def make_views(
     epoch: int,
     views: Sequence[int] = (0, 1),
 ) -> tuple[Tensor, ...]:
-    """One float32 tensor [B, 3, size, size] for each number in `views`, on the device of the images.
+    """One float32 tensor [B, 3, size, size] for each number in `views`, on the device of the images. B is at least 1.
 
-    images_u8: uint8 [B, 3, S, S], RGB; each picture lies in the top-left corner of its canvas.
+    images_u8: uint8 [B, 3, S, S], RGB, on a CPU or CUDA device (float64 is needed); each picture lies in the top-left
+        corner of its canvas.
     extents: int64 [B, 2], the picture's (height, width), 1..S; nothing beyond it is read. Best kept on the CPU.
     ids: int64 [B], randomness.sample_id of each sample.
     """
-    assert images_u8.dtype == torch.uint8 and images_u8.shape[1] == 3
-    assert len(images_u8) == len(extents) == len(ids)
+    assert images_u8.dtype == torch.uint8
+    assert images_u8.shape == (len(ids), 3, images_u8.shape[3], images_u8.shape[3])
+    assert extents.shape == (len(ids), 2)
     sizes = extents.cpu().numpy().astype(np.int64, copy=False)
     parameters = draw_parameters(config, sizes, ids, seed=seed, epoch=epoch, views=views)
-    return render(config, images_u8, parameters).split(len(ids))
+    return render(config, images_u8, parameters).unbind(0)
 
 
 def render(config: ViewConfig, images_u8: Tensor, parameters: ViewParameters) -> Tensor:
-    """float32 [N, 3, size, size]: picture n is a view of images_u8[n % B]. See make_views."""
+    """float32 [V, B, 3, size, size] from images [B, 3, S, S] and the parameters of V B pictures. See make_views."""
     device, size, batch = images_u8.device, config.size, len(images_u8)
     numbers = np.arange(len(parameters.flip)).reshape(-1, batch)
     out = torch.empty(*numbers.shape, 3, size, size, device=device)
-    moves = config.rotation > 0 or config.shift > 0 or config.shear > 0 or config.zoom != (1.0, 1.0)
-    tile = max(1, _TILE // (3 * size * size * len(numbers)))
+    mean, std = (torch.tensor(values, device=device)[:, None, None] for values in (config.mean, config.std))
+    tile = max(1, _TILE[device.type] // out[:, 0].numel())
     for start in range(0, batch, tile):
         samples = slice(start, start + tile)
-        part = numbers[:, samples].ravel()
-        boxes, flip = (torch.from_numpy(a[part]).to(device) for a in (parameters.boxes, parameters.flip))
-        x = image_ops.crop_resize(images_u8[samples], boxes, flip, size)
-        if moves:
-            x = image_ops.affine(x, parameters.inverse[part])
-        if config.grayscale_first:
-            _grey_(x, parameters.grey[part])
-        x = _jitter(x, parameters.order[part], parameters.colour[part])
-        if not config.grayscale_first:
-            _grey_(x, parameters.grey[part])
-        _blur_(x, parameters.sigma[part], config.blur_kernel)
-        if config.noise > 0:
-            image_ops.noise_(x, parameters.noise_key[part], config.noise)
-        mean, std = (torch.tensor(values, device=device)[:, None, None] for values in (config.mean, config.std))
+        x = _render_tile(config, images_u8[samples], parameters.take(numbers[:, samples].ravel()))
         out[:, samples] = x.sub_(mean).div_(std).view(len(numbers), -1, 3, size, size)
-    return out.flatten(0, 1)
+    return out
+
+
+def _render_tile(config: ViewConfig, images_u8: Tensor, p: ViewParameters) -> Tensor:
+    x = image_ops.crop_resize(images_u8, p.boxes, p.flip, config.size)
+    if config.rotation > 0 or config.shift > 0 or config.shear > 0 or config.zoom != (1.0, 1.0):
+        x = image_ops.affine(x, p.inverse)
+    if config.grayscale_first:
+        _to_some_(x, p.grey, _grey)
+    x = _jitter(x, p.order, p.colour)
+    if not config.grayscale_first:
+        _to_some_(x, p.grey, _grey)
+    blurred = p.sigma > 0
+    _to_some_(x, blurred, lambda some: image_ops.gaussian_blur(some, p.sigma[blurred], config.blur_kernel))
+    return image_ops.noise_(x, p.noise_key, config.noise) if config.noise > 0 else x
+
+
+def _grey(x: Tensor) -> Tensor:
+    return image_ops.luminance(x).expand(-1, 3, -1, -1)
+
+
+def _to_some_(x: Tensor, chosen: BoolArray, operation: Callable[[Tensor], Tensor]) -> None:
+    """Replace the chosen pictures of x by what the operation makes of them."""
+    if chosen.any():
+        rows = torch.from_numpy(np.flatnonzero(chosen)).to(x.device)
+        x.index_copy_(0, rows, operation(x.index_select(0, rows)))
 
 
 def _jitter(x: Tensor, order: IntArray, colour: FloatArray) -> Tensor:
@@ -308,18 +326,6 @@ def _jitter(x: Tensor, order: IntArray, colour: FloatArray) -> Tensor:
             if group.start < group.stop:
                 operation(x[group], factors[torch.from_numpy(held[group]).to(x.device), number])
     return x.index_select(0, torch.from_numpy(np.argsort(held)).to(x.device))
-
-
-def _grey_(x: Tensor, chosen: BoolArray) -> None:
-    if chosen.any():
-        rows = torch.from_numpy(np.flatnonzero(chosen)).to(x.device)
-        x.index_copy_(0, rows, image_ops.luminance(x.index_select(0, rows)).expand(-1, 3, -1, -1))
-
-
-def _blur_(x: Tensor, sigma: FloatArray, kernel: int) -> None:
-    if (sigma > 0).any():
-        rows = torch.from_numpy(np.flatnonzero(sigma)).to(x.device)
-        x.index_copy_(0, rows, image_ops.gaussian_blur(x.index_select(0, rows), sigma[sigma > 0], kernel))
 
 
 def plain_view(

@@ -1,20 +1,4 @@
-"""From paired scores to a verdict: an interval that crosses runs with test images, and one line of text.
-
-The same test images are read by every run (or label draw), so runs and images are crossed, not nested: a test image
-that is easy is easy in all of them. With D[r, i] = mu + run_r + image_i + rest_ri the grand mean has variance
-
-    Var(mean) = (MS_R + MS_I - MS_RI) / (R I)        (two-way random effects, one observation per cell)
-
-where the three mean squares are those of the analysis of variance. With 3 or 5 runs MS_R has 2 or 4 degrees of
-freedom, and the usual route (this sum, Satterthwaite's degrees of freedom, one Student t) covers as little as 88 % in
-place of 95: when MS_R happens to be small, both the variance and its claimed precision go wrong at once. So each
-part gets its own t quantile, squared and added (Cochran's approximation):
-
-    half width^2 = [ t(R-1)^2 MS_R + t(I-1)^2 max(MS_I - MS_RI, 0) ] / (R I),
-    and never less than t(I-1)^2 MS_I / (R I), the interval with the runs at hand held fixed.
-
-The table of coverages measured with it is in docs/evaluation.md; a test repeats a part of it.
-"""
+"""The verdict: one method against the strongest baseline that ran, from paired scores, in one line of text."""
 
 from __future__ import annotations
 
@@ -22,72 +6,168 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-from scipy import stats
+from mocokit.errors import UsageError
+from mocokit.evaluation.interval import Floats, Interval, Ints, crossed_interval
 
-from mocokit.errors import DataError, UsageError
+__all__ = ["Baseline", "Interval", "Outcome", "Verdict", "crossed_interval", "decide", "verdict_line"]
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Outcome = Literal["BETTER", "NO CLEAR DIFFERENCE", "WORSE"]
-
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
-    """A mean with its confidence interval."""
+class Baseline:
+    """One baseline of a verdict: its score with interval when it ran, the reason when it did not."""
 
-    mean: float
-    low: float
-    high: float
-    df: float
+    name: str
+    score: float | None
+    low: float | None
+    high: float | None
+    ran: bool
+    why_not: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """One method against the strongest baseline that ran. Scores and differences are fractions, 0.713 for 71.3 %."""
+
+    verdict: Outcome
+    metric: str
+    """The readout's name, "kNN"."""
+    score: float
+    score_ci95: tuple[float, float]
+    baseline: dict[str, Any]
+    """{"name", "score"} of the strongest baseline that ran, the one `delta` is against."""
+    baselines: tuple[Baseline, ...]
+    delta: float
+    ci95: tuple[float, float]
+    n_test: int
+    seeds: int
+    """Runs, each with another seed."""
+    readout: str
+    """"h" or "z"."""
+    encoder: str
+    """"query" or "key"."""
+    step: int
     this_run_only: bool
+    draws: int | None
+    """Label draws (per run, when there are several runs), None where all labels were used."""
+    labels_per_class: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as JSON values, for `eval/verdict.json`."""
+        value = asdict(self)
+        for name in ("score_ci95", "ci95", "baselines"):
+            value[name] = list(value[name])
+        return value
 
 
-def crossed_interval(
-    D: npt.ArrayLike,
+def decide(
+    scores: Mapping[str, Floats],
+    method: str,
+    *,
+    metric: str,
+    readout: str,
+    encoder: str,
+    step: int,
+    runs: int,
+    draws: int | None = None,
+    labels_per_class: int | None = None,
     groups: Ints | None = None,
-    confidence: float = CONFIDENCE,
-    bounds: tuple[float, float] | None = None,
-) -> Interval:
-    values = np.asarray(D, np.float64)
-    R, I = values.shape
-    rows = values.mean(axis=1)
-    mean = float(rows.mean())
-    deviations, df_I = _deviations(values, rows, groups)
-    G = deviations.shape[1]
-    columns = deviations.mean(axis=0)
-    sum_I = R * float((columns**2).sum())
-    centre = mean
-    if bounds is not None:
-        sum_I += R * sum(((bound - mean) * G / I) ** 2 for bound in bounds)
-        centre = (I * mean + sum(bounds)) / (I + 2)
-    MS_I = sum_I / (G - 1)
-    t_I = float(stats.t.ppf((1 + confidence) / 2, df_I))
-    if R == 1:
-        half2, df = t_I**2 * MS_I, df_I
-    else:
-        MS_R = G * float(((rows - mean) ** 2).sum()) / (R - 1)
-        MS_RI = float(((deviations - columns) ** 2).sum()) / ((R - 1) * (G - 1))
-        t_R = float(stats.t.ppf((1 + confidence) / 2, R - 1))
-        c = 0.5 if R > 2 else 0.0
-        half2 = max(t_R**2 * max(MS_R - c * MS_RI, 0.0) + t_I**2 * max(MS_I - (1 - c) * MS_RI, 0.0), t_I**2 * MS_I)
-        df = 0.
-    half = (half2 / (R * G)) ** 0.5
-    return Interval(mean=mean, low=centre - half, high=centre + half, df=df, this_run_only=R == 1)
+    not_run: Mapping[str, str] | None = None,
+) -> Verdict:
+    """The verdict on `method` from the matrices of `evaluate_features` (name -> [R, I] in 0..1, the same R and I).
+
+    All names but `method` are baselines. The delta is against the one with the highest score; the first listed wins
+    ties. not_run: name -> reason, of baselines that could not run. groups: int64 [I], as in `crossed_interval`.
+    BETTER when the whole 95 % interval of the delta is above zero, WORSE when it is below. (The strongest of several
+    is picked on the same test images, which can only make BETTER harder to reach.)
+    Raises UsageError when no baseline ran or R does not fit runs and draws.
+    """
+    baselines = [name for name in scores if name != method]
+    if method not in scores or not baselines:
+        raise UsageError(f"A verdict needs scores of {method!r} and of at least one baseline; got {list(scores)}.")
+    mine = scores[method]
+    expected = runs if runs > 1 or draws is None else draws
+    for name, matrix in scores.items():
+        if matrix.shape != mine.shape or len(matrix) != expected:
+            raise UsageError(
+                f"The scores of {name!r} have shape {matrix.shape}; {expected} rows (runs, or the label draws of one "
+                f"run) and {mine.shape[1]} test images are needed. Evaluate every method on the same ones."
+            )
+    intervals = {name: crossed_interval(scores[name], groups, bounds=(0, 1)) for name in scores}
+    strongest = max(baselines, key=lambda name: intervals[name].mean)
+    delta = crossed_interval(mine - scores[strongest], groups, bounds=(-1, 1))
+    outcome: Outcome = "BETTER" if delta.low > 0 else "WORSE" if delta.high < 0 else "NO CLEAR DIFFERENCE"
+    listed = [
+        Baseline(name=name, score=one.mean, low=one.low, high=one.high, ran=True, why_not=None)
+        for name, one in ((name, intervals[name]) for name in baselines)
+    ]
+    missing = [
+        Baseline(name=name, score=None, low=None, high=None, ran=False, why_not=reason)
+        for name, reason in (not_run or {}).items()
+    ]
+    return Verdict(
+        verdict=outcome,
+        metric=metric,
+        score=intervals[method].mean,
+        score_ci95=(intervals[method].low, intervals[method].high),
+        baseline={"name": strongest, "score": intervals[strongest].mean},
+        baselines=(*listed, *missing),
+        delta=delta.mean,
+        ci95=(delta.low, delta.high),
+        n_test=mine.shape[1],
+        seeds=runs,
+        readout=readout,
+        encoder=encoder,
+        step=step,
+        this_run_only=runs == 1,
+        draws=draws,
+        labels_per_class=labels_per_class,
+    )
 
 
-def _deviations(values: Floats, rows: Floats, groups: Ints | None) -> tuple[Floats, float]:
-    I = values.shape[1]
-    if groups is None:
-        return values - rows[:, None], I - 1.0
-    _, member, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    G = len(sizes)
-    sums = np.zeros((len(rows), G))
-    np.add.at(sums, (slice(None), member), values)
-    share = sizes / I
-    leverage = (1 - 1 / G) / (1 - share)
-    deviations = (sums - sizes * rows[:, None]) * (G / I) * leverage
-    return deviations, max(1.0, 1 / float((share**2).sum()) - 1)
+def verdict_line(verdict: Verdict) -> str:
+    """The verdict as one line of text.
+
+    After the strongest baseline come the best of each other kind (the name without its parenthesis) and those that
+    did not run.
+    """
+    ran = sorted((one for one in verdict.baselines if one.score is not None), key=lambda one: -(one.score or 0))
+    kinds = {_kind(verdict.baseline["name"])}
+    notes = ["the only baseline" if len(ran) == 1 else f"strongest of {len(ran)} baselines"]
+    for one in ran:
+        if _kind(one.name) not in kinds:
+            kinds.add(_kind(one.name))
+            notes.append(f"{one.name} {_percent(one.score or 0)}")
+    notes += [f"{one.name} not run" for one in verdict.baselines if not one.ran]
+    low, high = verdict.ci95
+    parts = [
+        f"VERDICT: {verdict.verdict}",
+        f"{verdict.metric} {_percent(verdict.score)} vs {verdict.baseline['name']} "
+        f"{_percent(verdict.baseline['score'])} ({'; '.join(notes)})",
+        f"{_points(verdict.delta)} pp [95 % CI {_points(low)}, {_points(high)}]",
+        f"n={verdict.n_test} test images, {_replicates(verdict)}",
+    ]
+    return " | ".join(parts)
+
+
+def _kind(name: str) -> str:
+    return name.split(" (")[0]
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
+
+
+def _points(fraction: float) -> str:
+    return f"{100 * fraction + 0.0:+.1f}"
+
+
+def _replicates(verdict: Verdict) -> str:
+    text = "1 seed (this run only)" if verdict.this_run_only else f"{verdict.seeds} seeds"
+    if verdict.draws is None:
+        return text
+    each = "" if verdict.this_run_only else " each"
+    count = "1 label draw" if verdict.draws == 1 else f"{verdict.draws} label draws"
+    budget = "" if verdict.labels_per_class is None else f" of {verdict.labels_per_class} per class"
+    return f"{text}, {count}{each}{budget}"

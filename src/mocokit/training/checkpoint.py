@@ -70,7 +70,8 @@ def save_checkpoint(state: TrainState, folder: Path, facts: Mapping[str, Any], *
 
 
 def _to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    return safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return bytes(safetensors.torch.save(plain))
 
 
 def _prune(folder: Path, keep: int) -> None:
@@ -126,7 +127,7 @@ def find_checkpoint(folder: Path, step: int | None = None) -> Found:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. Raises DamagedError when it can't be parsed."""
     try:
-        return safetensors.torch.load_file(path)
+        return dict(safetensors.torch.load_file(path))
     except SafetensorError as error:
         raise DamagedError(f"{path} is not a readable safetensors file ({error}).") from error
     except OSError as error:

@@ -41,7 +41,7 @@ class LoadedBatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long, and when what happens; all counted in optimiser steps."""
+    """How long, and when what happens. Steps are optimiser steps; `eval_every` counts epochs."""
 
     steps_per_epoch: int
     total_steps: int
@@ -89,7 +89,7 @@ class QueryUpdate:
         optimizer = self.state.optimizer
         optimizer.zero_grad(set_to_none=True)
         for contrast in losses:
-            (contrast.loss / self.parts).backward()
+            torch.autograd.backward(contrast.loss / self.parts)
             self.loss += float(contrast.loss.detach()) / self.parts
             self.chance += contrast.chance() / self.parts
             self.masked += contrast.masked_share() / self.parts
@@ -128,7 +128,7 @@ def run_training(
     """Train from `state.step` to the end of the schedule.
 
     batches(start, stop) yields the batches of those steps. save: commit a checkpoint. on_eval: measure the
-    encoder, every `schedule.eval_every` steps and at the end; its numbers join the epoch's row of metrics. name_of:
+    encoder, every `schedule.eval_every` epochs and at the end; its numbers join the epoch's row of metrics. name_of:
     names for a batch's ids, for error messages. Raises InterruptedRunError after saving when a signal came,
     DivergedError when the loss is not finite.
     """
@@ -144,6 +144,7 @@ def run_training(
         part = ViewPair(batch.x_q, batch.x_k, batch.ids, batch.groups)
         m = contrast.m_at(state.step, schedule.total_steps)
         lr = lr_at(optim, state.step, schedule.total_steps, schedule.steps_per_epoch)
+        filled = state.queue.fill > 0
         update = QueryUpdate(state, lr, 1, lambda ids=batch.ids: name_of(ids))  # type: ignore[misc]
         moco_step(
             state.pair,
@@ -155,7 +156,9 @@ def run_training(
             update_query_=update,
             gather=alone,
         )
-        line = StepLine(state.step, update.loss, update.chance, lr, m, state.queue.fill, update.masked)
+        # On the very first step only the own key is left out, and that one is the positive: nothing was masked.
+        masked = update.masked if filled else 0.0
+        line = StepLine(state.step, update.loss, update.chance, lr, m, state.queue.fill, masked)
         state.step += 1
         log.step(line)
         lines.append(line)
@@ -163,10 +166,10 @@ def run_training(
         last = state.step == schedule.total_steps
         progress.show(_progress_line(line, state, schedule, meter), final=last)
 
-        evaluate = on_eval is not None and (last or state.step % schedule.eval_every == 0)
-        if state.step % schedule.steps_per_epoch == 0 or last:
+        epoch, inside = divmod(state.step, schedule.steps_per_epoch)
+        if inside == 0:
             row = _epoch_row(lines, state, schedule, meter)
-            if evaluate and on_eval is not None:
+            if on_eval is not None and (last or epoch % schedule.eval_every == 0):
                 row |= on_eval(state)
                 state.pair.train()
             log.metrics(row)

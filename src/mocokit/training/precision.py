@@ -37,7 +37,7 @@ class Execution:
 def has_fast_bf16(device: torch.device) -> bool:
     """Whether this device multiplies bfloat16 in hardware; elsewhere it would be slower than float32."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
         return False
     capabilities = torch.cpu.get_capabilities()
@@ -96,7 +96,7 @@ def apply_execution(encoder: Encoder, execution: Execution) -> None:
     """Give an encoder the run's precision and layout. Parameters stay float32."""
     encoder.autocast = torch.bfloat16 if execution.precision == "bf16" else None
     wanted = torch.channels_last if execution.layout == "channels-last" else torch.contiguous_format
-    encoder.to(memory_format=wanted)  # type: ignore[call-overload]
+    encoder.to(memory_format=wanted)
 
 
 @contextlib.contextmanager

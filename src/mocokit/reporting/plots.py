@@ -1,0 +1,146 @@
+"""The pictures that a run leaves behind: curves, the views really fed, nearest neighbours. PNG, English labels."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from mocokit import files
+
+UInt8 = npt.NDArray[np.uint8]
+_INK, _CHANCE, _SECOND = "#1b4965", "#b5651d", "#5f7470"
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, atomically."""
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure)
+    with matplotlib.rc_context({"savefig.dpi": 130}):
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+    files.write_bytes(path, buffer.getvalue())
+
+
+def results_figure(
+    losses: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]], *, title: str, monitor: str | None
+) -> Figure:
+    """Loss against its chance line, and the monitor's kNN accuracy over time where there was a monitor.
+
+    losses: lines of loss.jsonl; metrics: rows of metrics.jsonl. monitor: name of the validation split that was read.
+    """
+    figure = Figure(figsize=(10 if monitor else 5.6, 4), layout="constrained")
+    panels = figure.subplots(1, 2 if monitor else 1, squeeze=False)[0]
+    steps = [row["step"] for row in losses]
+    panels[0].plot(steps, [row["loss"] for row in losses], color=_INK, lw=0.5, alpha=0.35)
+    panels[0].plot(*_smoothed(losses), color=_INK, lw=1.6, label="loss")
+    panels[0].plot(
+        steps, [row["chance"] for row in losses], color=_CHANCE, lw=1.6, ls="--", label="chance: ln(1 + negatives)"
+    )
+    panels[0].set(xlabel="step", ylabel="InfoNCE", title=title)
+    panels[0].set_ylim(bottom=0)
+    panels[0].legend(frameon=False)
+    if monitor:
+        readings = [(row["epoch"], row["knn_h"], row.get("knn_z")) for row in metrics if row.get("knn_h") is not None]
+        epochs = [epoch for epoch, _, _ in readings]
+        panels[1].plot(epochs, [100 * h for _, h, _ in readings], "o-", color=_INK, label="h (backbone)")
+        panels[1].plot(epochs, [100 * (z or 0) for _, _, z in readings], "s--", color=_SECOND, label="z (head)")
+        panels[1].set(xlabel="epoch", ylabel="kNN accuracy, %", title=f"kNN on the validation split of {monitor}")
+        panels[1].legend(frameon=False)
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _smoothed(losses: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    width = max(len(losses) // 100, 1)
+    parts = [losses[i : i + width] for i in range(0, len(losses), width)]
+    middle = [float(np.mean([row["step"] for row in part])) for part in parts]
+    return middle, [float(np.mean([row["loss"] for row in part])) for part in parts]
+
+
+def to_pictures(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> UInt8:
+    """Normalised views [N, 3, s, s] back to uint8 pictures [N, s, s, 3]."""
+    shape = (1, 3, 1, 1)
+    pixels = x.detach().cpu() * torch.tensor(std).view(shape) + torch.tensor(mean).view(shape)
+    levels: UInt8 = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    return levels
+
+
+def pairs_figure(sources: UInt8, queries: UInt8, keys: UInt8) -> Figure:
+    """Rows of source, query view and key view, one column an image. Each [N, s, s, 3]."""
+    return grid_figure([sources, queries, keys], ["image", "query view", "key view"])
+
+
+def grid_figure(rows: Sequence[UInt8], labels: Sequence[str], title: str = "") -> Figure:
+    """A labelled grid of pictures: `rows` of [N, s, s, 3]."""
+    columns = max(len(row) for row in rows)
+    figure = Figure(
+        figsize=(max(1.0 * columns + 1.4, 4), 1.05 * len(rows) + (0.5 if title else 0.1)), layout="constrained"
+    )
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    for r, (row, label) in enumerate(zip(rows, labels, strict=True)):
+        for c in range(columns):
+            axis = axes[r][c]
+            axis.set(xticks=[], yticks=[])
+            axis.spines[:].set_visible(False)
+            if c < len(row):
+                axis.imshow(row[c], interpolation="nearest")
+        axes[r][0].set_ylabel(label, rotation=0, ha="right", va="center")
+    if title:
+        figure.suptitle(title)
+    return figure
+
+
+def neighbours_figure(
+    panels: Sequence[tuple[str, UInt8, UInt8, npt.NDArray[np.bool_]]], *, title: str, columns: int
+) -> Figure:
+    """Queries with their nearest neighbours, one block of columns per encoder.
+
+    panels: (name, queries [Q, s, s, 3], neighbours [Q, columns, s, s, 3], right [Q, columns]); a neighbour of
+    another class is framed and crossed, so that failures show without colour.
+    """
+    count = len(panels[0][1])
+    figure = Figure(figsize=(len(panels) * (0.62 * (columns + 1) + 0.5), 0.66 * count + 1.0), layout="constrained")
+    blocks = figure.subfigures(1, len(panels), squeeze=False)[0]
+    for block, (name, queries, neighbours, right) in zip(blocks, panels, strict=True):
+        axes = block.subplots(count, columns + 1, squeeze=False)
+        block.suptitle(f"{name}: {right.mean():.0%} of neighbours share the class", fontsize=9)
+        for q in range(count):
+            for c in range(columns + 1):
+                axis = axes[q][c]
+                axis.set(xticks=[], yticks=[])
+                axis.imshow(queries[q] if c == 0 else neighbours[q, c - 1], interpolation="nearest")
+                wrong = c > 0 and not right[q, c - 1]
+                axis.spines[:].set(
+                    visible=wrong or c == 0, color="#c1121f" if wrong else "#333333", lw=2 if wrong else 1
+                )
+                if wrong:
+                    side = axis.get_xlim()[1]
+                    axis.plot([0, side], [0, side], color="#c1121f", lw=0.8)
+        axes[0][0].set_title("query", fontsize=7)
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def scores_figure(rows: Sequence[tuple[str, float, float, float]], *, title: str, unit: str) -> Figure:
+    """Scores with their intervals as dots and bars: (name, score, low, high) in shares of 1."""
+    figure = Figure(figsize=(6, 0.5 * len(rows) + 1.2), layout="constrained")
+    axis = figure.subplots()
+    for y, (_, score, low, high) in enumerate(rows):
+        axis.plot([100 * low, 100 * high], [y, y], color=_INK, lw=2)
+        axis.plot(100 * score, y, "o", color=_INK)
+        axis.annotate(f"{100 * score:.1f}", (100 * score, y), xytext=(0, 6), textcoords="offset points", ha="center")
+    axis.set_yticks(range(len(rows)), [name for name, *_ in rows])
+    axis.set_ylim(len(rows) - 0.4, -0.7)
+    axis.set(xlabel=unit, title=title)
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure

@@ -1,0 +1,202 @@
+"""A run's complete configuration as it lies beside the run, and how values from a file are checked against it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from mocokit.contrast.encoders import EncoderConfig
+from mocokit.contrast.steps import ContrastConfig
+from mocokit.data.views import ViewConfig
+from mocokit.errors import DamagedError, UsageError
+from mocokit.training.optim import OptimConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """What the run reads."""
+
+    spec: str
+    """Folder, table or generated set, as `open_source` takes it."""
+    split: str | None = None
+    """The split that is used, or None for everything."""
+    label_column: str | None = None
+    """Column of a table that holds labels; never used in training."""
+    group_column: str | None = None
+    """Column of a table that holds groups."""
+    side: int = 32
+    """Side of the square canvas that pictures are decoded into, in pixels."""
+    max_bad: float = 0.01
+    """Share of unreadable images above which the run stops."""
+    images: int = 0
+    """How many images there were when the run started."""
+    index_hash: str = ""
+    """Hash of the sample table (ids, sizes, modification times) when the run started."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_bad <= 1:
+            raise UsageError(f"`max_bad` must lie in [0, 1]. Got {self.max_bad}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """How long, how many at once, and when what is written."""
+
+    epochs: int = 200
+    """Passes over the data."""
+    batch_size: int = 256
+    """Images per optimiser step (MoCo v1: 256)."""
+    seed: int = 0
+    """Decides initial weights, order and views."""
+    checkpoint_every: int = 500
+    """Steps between checkpoints."""
+    eval_every: int = 10
+    """Epochs between readings of the monitor."""
+    workers: int = 1
+    """Threads that make views ahead of the step."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("epochs", 1), ("batch_size", 2), ("checkpoint_every", 1), ("eval_every", 1), ("workers", 0)):
+            value = getattr(self, name)
+            if value < low:
+                raise UsageError(f"`{name}` must be at least {low}. Got {value}.")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"`seed` must lie in [0, 2^63). Got {self.seed}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecutionConfig:
+    """What decides bits and speed on this machine; settled when the run starts, kept on resume."""
+
+    device: str = "auto"
+    """cpu, cuda, ...; auto = cuda where there is one."""
+    threads: int | None = None
+    """Intra-op threads; None = torch's choice."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Arithmetic of the encoders."""
+    layout: Literal["auto", "contiguous", "channels-last"] = "auto"
+    """Memory layout of the encoders."""
+    reason: str = ""
+    """What was timed, where something was."""
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"`threads` must be at least 1. Got {self.threads}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """Everything that decides a run."""
+
+    recipe: str
+    """The named recipe it started from."""
+    data: DataConfig
+    views: ViewConfig
+    encoder: EncoderConfig
+    contrast: ContrastConfig
+    optim: OptimConfig
+    train: TrainConfig
+    execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, nested by section."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    def digest(self) -> str:
+        """A hash of everything that decides the bits of the run (not of workers or of when things are written)."""
+        plain = self.to_dict()
+        for name in ("workers", "checkpoint_every", "eval_every"):
+            del plain["train"][name]
+        del plain["execution"]["reason"]
+        plain["data"]["spec"] = ""  # where the data lie may change; the index hash says what they are
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+SECTIONS: dict[str, type] = {
+    "data": DataConfig,
+    "views": ViewConfig,
+    "encoder": EncoderConfig,
+    "contrast": ContrastConfig,
+    "optim": OptimConfig,
+    "train": TrainConfig,
+    "execution": ExecutionConfig,
+}
+"""The sections of a configuration, in the order they are written."""
+
+
+MISFIT = object()
+"""What `fit` returns for a value that is not of the type."""
+
+
+def fit(value: Any, hint: Any) -> Any:
+    """`value` as the type `hint` says, or MISFIT. PyYAML reads 1e-4 as text, so numbers in text are taken."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        for option in get_args(hint):
+            fitted = fit(value, option)
+            if fitted is not MISFIT:
+                return fitted
+        return MISFIT
+    if hint is type(None):
+        return None if value is None else MISFIT
+    if origin is Literal:
+        return value if value in get_args(hint) else MISFIT
+    if origin is tuple:
+        parts = get_args(hint)
+        if not isinstance(value, list | tuple) or len(value) != len(parts):
+            return MISFIT
+        fitted_parts = [fit(item, part) for item, part in zip(value, parts, strict=True)]
+        return MISFIT if MISFIT in fitted_parts else tuple(fitted_parts)
+    if hint is float and not isinstance(value, bool):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            return MISFIT
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return value if hint in (bool, str) and isinstance(value, hint) else MISFIT
+
+
+def spell(hint: Any) -> str:
+    """The type in words, for an error message."""
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(spell(option) for option in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"a list of {len(get_args(hint))} numbers"
+    return names.get(hint, str(hint))
+
+
+def to_yaml(config: RunConfig) -> str:
+    """config.yaml's text."""
+    return str(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
+
+
+def from_yaml(path: Path) -> RunConfig:
+    """Read a run's config.yaml back. Raises DamagedError when it is not what `to_yaml` writes."""
+    try:
+        loaded = yaml.safe_load(path.read_text("utf-8"))
+        sections = {}
+        for section, kind in SECTIONS.items():
+            values = dict(loaded[section])
+            hints = get_type_hints(kind)
+            if set(values) != {f.name for f in fields(kind)}:
+                raise DamagedError(f"{path}: section '{section}' lacks or adds a key; it was changed.")
+            fitted = {key: fit(value, hints[key]) for key, value in values.items()}
+            if bad := [key for key, value in fitted.items() if value is MISFIT]:
+                raise DamagedError(f"{path}: {section}.{bad[0]} is not {spell(hints[bad[0]])}; it was changed.")
+            sections[section] = kind(**fitted)
+        return RunConfig(recipe=str(loaded["recipe"]), **sections)
+    except OSError as error:
+        raise DamagedError(f"Could not read {path}: {error.strerror}. The run folder is incomplete.") from error
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError, UsageError) as error:
+        raise DamagedError(f"{path} is not a run's configuration; it was changed or cut ({error}).") from error

@@ -1,0 +1,91 @@
+"""kill -9 at random instants, resumed each time: not one byte may differ from a run that was never killed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mocokit import files
+from mocokit.training import checkpoint
+from tests.crash import harness
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return harness.toy_data(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="module")
+def never_killed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert harness.finish(harness.start(data, out, resume=False, options=harness.TOY)) == 0
+    return harness.fingerprint(out)
+
+
+def compare_all(out: Path, expected: Mapping[str, str]) -> int:
+    """Every run under `out` that ended must be the same to the last byte; returns how many there were."""
+    ended = [run for run in sorted(out.iterdir()) if files.read_json(run / "status.json")["state"] == "completed"]
+    for run in ended:
+        assert harness.fingerprint(run) == expected, run
+        assert not list((run / "checkpoints").glob(".tmp-*"))
+    return len(ended)
+
+
+@pytest.mark.slow
+def test_20_kills_leave_no_differing_byte(data: Path, never_killed: dict[str, str], tmp_path: Path) -> None:
+    kills = harness.run_with_kills(data, tmp_path, count=20, seed=1, options=harness.TOY)
+    print(dict(kills.stages))
+    assert sum(kills.stages.values()) == 20
+    assert sum(count for name, count in kills.stages.items() if name.startswith("saving")) >= 5
+    assert kills.torn == []
+    assert compare_all(tmp_path, never_killed) >= 1
+
+
+def write_straight_into_the_final_name() -> None:
+    """A broken protocol: no temporary folder, no rename."""
+
+    def commit(final: Path, contents: Mapping[str, bytes], facts: Mapping[str, Any]) -> None:
+        final.mkdir()
+        (final.with_name(f"{files.TEMPORARY}bait-{final.name}")).mkdir()  # so that kills still find the save
+        for name, content in contents.items():
+            for start in range(0, len(content), 4096):
+                with (final / name).open("ab") as stream:
+                    stream.write(content[start : start + 4096])
+        listed = {name: {"size": len(c), "sha256": files.hashlib.sha256(c).hexdigest()} for name, c in contents.items()}
+        files.write_json(final / files.MANIFEST, {"files": listed, **facts})
+        (final.with_name(f"{files.TEMPORARY}bait-{final.name}")).rmdir()
+
+    files.commit_folder = commit
+
+
+def forget_the_queue() -> None:
+    """A broken state: the queue is not restored, as in loops that keep it out of their checkpoints."""
+    original = checkpoint.load_checkpoint
+
+    def load(state: checkpoint.TrainState, found: checkpoint.Found) -> None:
+        original(state, found)
+        state.queue.vectors.zero_()
+
+    from mocokit import api
+
+    api.load_checkpoint = load  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_a_broken_protocol_is_caught(data: Path, tmp_path: Path) -> None:
+    kills = harness.run_with_kills(
+        data, tmp_path, count=8, seed=2, options=harness.TOY, sabotage=write_straight_into_the_final_name
+    )
+    assert kills.torn, "half-written checkpoints under a committed name must be noticed"
+
+
+@pytest.mark.slow
+def test_a_forgotten_queue_is_caught(data: Path, never_killed: dict[str, str], tmp_path: Path) -> None:
+    harness.run_with_kills(data, tmp_path, count=3, seed=3, options=harness.TOY, sabotage=forget_the_queue)
+    runs = [run for run in tmp_path.iterdir() if (run / "status.json").exists()]
+    assert any(harness.fingerprint(run) != never_killed for run in runs)
+    shutil.rmtree(tmp_path)
