@@ -21,10 +21,10 @@ demo: $(READY)
 	$(BIN)/mocokit demo --overwrite
 
 test: $(READY)
-	$(BIN)/python -m pytest -m 'not nightly'
+	$(BIN)/python -m pytest -n auto -m 'not nightly'
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -m 'not slow and not nightly'
+	$(BIN)/python -m pytest -n auto -m 'not slow and not nightly'
 
 test-nightly: $(READY)
 	$(BIN)/python -m pytest -m nightly

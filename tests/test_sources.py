@@ -72,9 +72,9 @@ def test_unknown_data(spec: str, message: str) -> None:
 def test_settings_without_effect_are_refused(tmp_path: Path) -> None:
     put(tmp_path, "a.png")
     (tmp_path / "list.txt").write_text("a.png\n")
-    (tmp_path / "data.tar").write_bytes(b"")
+    (tmp_path / "data.zip").write_bytes(b"")
     with pytest.raises(UsageError, match="no kind of data"):
-        open_source(tmp_path / "data.tar")
+        open_source(tmp_path / "data.zip")
     with pytest.raises(UsageError, match="no meaning for the generated set digits"):
         open_source("digits", label_column="x")
     with pytest.raises(UsageError, match="no meaning for the list"):

@@ -474,3 +474,14 @@ def test_a_setting_out_of_range_is_named(field: str, value: object) -> None:
     config = view_recipe("moco-v2", 32)
     with pytest.raises(UsageError, match=rf"The view setting {field} is .* must be .*\. Change {field}\."):
         replace(config, **{field: value})  # type: ignore[arg-type]
+
+
+def test_channel_swap_exchanges_red_and_blue_of_about_the_share_asked_for() -> None:
+    pictures = torch.randint(0, 256, (200, 3, 8, 8), dtype=torch.uint8)
+    extents, ids = torch.full((200, 2), 8), np.arange(200)
+    plain = make_views(ViewConfig(size=8), pictures, extents, ids, seed=0, epoch=0)[0]
+    mixed = make_views(ViewConfig(size=8, channel_swap=0.5), pictures, extents, ids, seed=0, epoch=0)[0]
+    swapped = (mixed == plain.flip(1)).flatten(1).all(1)
+    kept = (mixed == plain).flatten(1).all(1)
+    assert bool((swapped | kept).all())
+    assert 70 <= int(swapped.sum()) <= 130

@@ -6,6 +6,7 @@ of the errors of `mocokit.errors`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import math
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,16 +28,32 @@ from mocokit.contrast.key_queue import KeyQueue
 from mocokit.data.loader import BatchLoader, BatchPlan
 from mocokit.data.pixels import PixelStore, build_pixel_store, side_for, write_skipped
 from mocokit.data.sources import ImageSource, open_source
-from mocokit.errors import DamagedError, DataError, MocokitError, UsageError, did_you_mean
-from mocokit.evaluation.frozen import FrozenPlan, FrozenResult, evaluate_frozen
-from mocokit.evaluation.labelled import open_labelled
+from mocokit.errors import (
+    DamagedError,
+    DataError,
+    InterruptedRunError,
+    MocokitError,
+    StorageError,
+    UsageError,
+    did_you_mean,
+)
+from mocokit.evaluation.counterfactual import before_and_after_table, find_change
+from mocokit.evaluation.frozen import FrozenPlan, FrozenResult, counterfactuals, evaluate_frozen
+from mocokit.evaluation.labelled import LabelledData, open_labelled
 from mocokit.evaluation.monitor import Monitor
 from mocokit.evaluation.protocol import Ledger
 from mocokit.evaluation.verdict import verdict_line
 from mocokit.options import PretrainOptions
 from mocokit.reporting import plots
 from mocokit.training import runlog
-from mocokit.training.checkpoint import TrainState, find_checkpoint, load_checkpoint, save_checkpoint
+from mocokit.training.checkpoint import (
+    TrainState,
+    check_room,
+    checkpoint_steps,
+    find_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from mocokit.training.environment import environment
 from mocokit.training.loop import Schedule, StopRequest, run_training
 from mocokit.training.optim import build_optimizer
@@ -44,6 +61,9 @@ from mocokit.training.precision import Execution, apply_execution, choose_execut
 from mocokit.training.run import Run, load_run, make_encoder, pick_device
 from mocokit.training.runfolder import RunFolder, claim_run
 from mocokit.training.settings import ExecutionConfig, RunConfig, from_yaml, to_yaml
+
+if TYPE_CHECKING:
+    from mocokit.studies.labs import LabResult
 
 # ------------------------------------------------------------------------------------------------ pretrain
 
@@ -98,17 +118,43 @@ def pretrain(
     progress = runlog.Progress(quiet=quiet)
     run, lock = claimed or claim_run(Path(out), "resume" if resume else "overwrite" if overwrite else "new")
     with lock:
-        stored = from_yaml(run.config) if resume and run.config.exists() else None
-        if resume and stored is None:
-            progress.say(f"{run.path} was stopped before its first checkpoint; starting it from the beginning.")
         try:
+            stored = _stored(run, progress) if resume else None
             return _pretrain(str(data), run, options, config_file, monitor, stored, progress)
-        except MocokitError as error:
-            state = "interrupted" if error.exit_code > 128 else "failed"
-            status = run.status()
-            step = _last_step(run)
-            runlog.write_status(run, state, step, int(status.get("total_steps", 0)), str(error))
+        except BaseException as error:
+            _record_failure(run, error)
             raise
+
+
+def _stored(run: RunFolder, progress: runlog.Progress) -> RunConfig | None:
+    """The configuration of the run to resume; None when it was stopped before anything was written down."""
+    if run.config.exists():
+        return from_yaml(run.config)
+    if run.began:
+        raise DamagedError(
+            f"{run.config} is missing beside its checkpoints: it was removed, or an --overwrite was interrupted. "
+            "Put it back, or start again with --overwrite."
+        )
+    progress.say(f"{run.path} was stopped before it began; starting it from the beginning.")
+    return None
+
+
+def _record_failure(run: RunFolder, error: BaseException) -> None:
+    """status.json says how it ended, unless it tells of an earlier run that this attempt did not get to touch."""
+    status = run.status()
+    if run.began and status.get("state") not in (None, "running"):
+        return
+    stopped = isinstance(error, InterruptedRunError | KeyboardInterrupt)
+    message = str(error) if isinstance(error, MocokitError) else f"{type(error).__name__}: {error}".removesuffix(": ")
+    steps = status.get("total_steps")
+    with contextlib.suppress(StorageError):  # the disk may be what failed; the error itself is raised
+        runlog.write_status(
+            run,
+            "interrupted" if stopped else "failed",
+            max(checkpoint_steps(run.checkpoints), default=0),
+            steps if isinstance(steps, int) else 0,
+            message,
+        )
 
 
 def plan(
@@ -122,7 +168,7 @@ def plan(
 
     Opens the index and decodes one batch; writes nothing.
     """
-    source, config = _configure(str(data), _options(options, flags), config_file)
+    source, config = _configure(str(data), _options(options, flags), _read_config(config_file))
     rows = np.arange(min(config.train.batch_size, len(source.index)))
     sample = ImageSource(name=source.name, index=source.index.subset(rows), read=source.read)
     store = build_pixel_store(sample, side=config.data.side, cache=None, max_bad=1.0, workers=2)
@@ -182,8 +228,14 @@ def _options(options: PretrainOptions | None, flags: dict[str, Any]) -> Pretrain
     return dataclasses.replace(options or PretrainOptions(), **flags)
 
 
-def _configure(data: str, options: PretrainOptions, config_file: Path | None) -> tuple[ImageSource, RunConfig]:
-    from_file = configuration.read_yaml(config_file) if config_file else {}
+FromFile = dict[str, dict[str, Any]]
+
+
+def _read_config(config_file: Path | None) -> FromFile:
+    return configuration.read_yaml(config_file) if config_file else {}
+
+
+def _configure(data: str, options: PretrainOptions, from_file: FromFile) -> tuple[ImageSource, RunConfig]:
     in_data = from_file.get("data", {})
     label_column = options.label_column or in_data.get("label_column")
     group_column = options.group_column or in_data.get("group_column")
@@ -198,7 +250,6 @@ def _configure(data: str, options: PretrainOptions, config_file: Path | None) ->
         side_for=lambda size: side_for(source, size),
         split=split,
         index_hash=source.index.hash,
-        file_name=str(config_file or ""),
     )
     return source, config
 
@@ -207,13 +258,12 @@ def _open(
     data: str, split: str | None, label_column: str | None, group_column: str | None
 ) -> tuple[ImageSource, str | None]:
     """The source, and the split that is used: the one asked for, else train where there is one, else everything."""
-    columns = {"label_column": label_column, "group_column": group_column}
     if split is None:
-        whole = open_source(data, **columns)
+        whole = open_source(data, label_column=label_column, group_column=group_column)
         if "train" not in whole.index.split_names:
             return whole, None
         split = "train"
-    return open_source(data, split=split, **columns), split
+    return open_source(data, split=split, label_column=label_column, group_column=group_column), split
 
 
 def _native_side(source: ImageSource) -> int:
@@ -249,8 +299,9 @@ def _pretrain(
     stored: RunConfig | None,
     progress: runlog.Progress,
 ) -> Run:
+    from_file = _read_config(config_file)
     if stored is None:
-        source, config = _configure(data, options, config_file)
+        source, config = _configure(data, options, from_file)
     else:
         if config_file is not None:
             raise UsageError("--config has no effect with --resume: the run keeps the configuration it started with.")
@@ -269,12 +320,13 @@ def _pretrain(
         workers=2,
         progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
     )
-    write_skipped(run.path / "skipped.jsonl", store.skipped)
     device = pick_device(config.execution.device)
     encoder = make_encoder(config.encoder, config.views.size, config.train.seed).to(device)
     batch_plan = BatchPlan(source.index.ids, config.train.batch_size, config.train.seed)
     if stored is None:
-        views = dataclasses.replace(config.views, **store.statistics())
+        named = from_file.get("views", {})
+        measured = {name: value for name, value in store.statistics().items() if name not in named}
+        views = dataclasses.replace(config.views, **measured)  # type: ignore[arg-type]
         loader = BatchLoader(store, source.index, views, batch_plan, workers=config.train.workers)
         wanted = config.execution
         chosen = choose_execution(
@@ -301,6 +353,12 @@ def _pretrain(
         checkpoint_every=config.train.checkpoint_every,
         eval_every=config.train.eval_every,
     )
+    labelled = _open_monitor(monitor, run, config) if monitor else None
+    check_room(state, run.checkpoints)
+    # Whatever the user can get wrong is found out by now: an earlier run is replaced only from here on.
+    if stored is None:
+        run.clear()
+    write_skipped(run.path / "skipped.jsonl", store.skipped)
     log = runlog.RunLog(run)
     try:
         _restore_or_begin(run, config, state, log, progress, stored is not None)
@@ -311,7 +369,7 @@ def _pretrain(
         loader = BatchLoader(store, source.index, config.views, batch_plan, workers=config.train.workers)
         if state.step == 0:
             _save_pairs(run, loader, store, config)
-        reading = _open_monitor(monitor, run, config) if monitor else None
+        reading = _monitor(labelled, run, config) if labelled else None
         facts = {"config": config.digest(), "order": config.contrast.order, "torch": torch.__version__}
         names = dict(zip(source.index.ids.tolist(), source.index.names, strict=True))
 
@@ -328,7 +386,7 @@ def _pretrain(
                 schedule=schedule,
                 log=log,
                 progress=progress,
-                save=lambda s: _save(s, run, facts, log),
+                save=lambda s: _save(s, run, facts, log, schedule.total_steps),
                 on_eval=(lambda s: reading(s.pair.query, s.step)) if reading else None,
                 name_of=lambda ids: ", ".join(names[i] for i in ids.tolist()[:4]) + (" ..." if len(ids) > 4 else ""),
                 stop=stop,
@@ -348,7 +406,7 @@ def _pretrain(
     return load_run(run.path)
 
 
-def _open_monitor(spec: str, run: RunFolder, config: RunConfig) -> Monitor:
+def _open_monitor(spec: str, run: RunFolder, config: RunConfig) -> LabelledData:
     labelled = open_labelled(
         spec,
         size=config.views.size,
@@ -358,6 +416,10 @@ def _open_monitor(spec: str, run: RunFolder, config: RunConfig) -> Monitor:
     )
     if not len(labelled.split.val):
         raise DataError(f"{labelled.name} has no labelled validation image, so --monitor can't read it. Add images.")
+    return labelled
+
+
+def _monitor(labelled: LabelledData, run: RunFolder, config: RunConfig) -> Monitor:
     ledger = Ledger(run.evaluation / "ledger.jsonl")
     return Monitor(labelled, ledger, size=config.views.size, mean=config.views.mean, std=config.views.std)
 
@@ -367,19 +429,21 @@ def _restore_or_begin(
 ) -> None:
     """Load the newest checkpoint that verifies, or write down how the run begins."""
     if resume:
-        try:
-            found = find_checkpoint(run.checkpoints)
-        except DamagedError:
-            if any(run.checkpoints.iterdir()):
-                raise
+        if not checkpoint_steps(run.checkpoints):
             log.cut({"loss": 0, "metrics": 0})
             return
+        found = find_checkpoint(run.checkpoints)
         for reason in found.passed_over:
-            progress.say(f"WARNING: passed over a damaged checkpoint: {reason}")
+            progress.warn(f"passed over a damaged checkpoint: {reason}")
         if found.manifest.get("config") != config.digest():
             raise UsageError(
                 f"{found.path} was written under another configuration than {run.config}. Restore config.yaml, or "
                 "start another run with another --out."
+            )
+        if (before := found.manifest.get("torch")) != torch.__version__:
+            progress.warn(
+                f"the run was made with torch {before}, this is {torch.__version__}: going on may not be "
+                "bit-identical to a run that was never interrupted."
             )
         load_checkpoint(state, found)
         log.cut(found.manifest["log"])
@@ -390,14 +454,9 @@ def _restore_or_begin(
     files.write_text(run.config, to_yaml(config))
 
 
-def _save(state: TrainState, run: RunFolder, facts: dict[str, Any], log: runlog.RunLog) -> None:
+def _save(state: TrainState, run: RunFolder, facts: dict[str, Any], log: runlog.RunLog, total_steps: int) -> None:
     save_checkpoint(state, run.checkpoints, {**facts, "log": log.lengths()})
-
-
-def _last_step(run: RunFolder) -> int:
-    from mocokit.training.checkpoint import checkpoint_steps
-
-    return max(checkpoint_steps(run.checkpoints), default=0)
+    runlog.write_status(run, "running", state.step, total_steps)
 
 
 def _on_device(batch: Any, device: torch.device) -> Any:
@@ -473,17 +532,19 @@ def evaluate(
     k: int | None = None,
     knn_temperature: float = 0.1,
     readout: str = "h",
-    random_inits: int = 1,
     label_column: str | None = None,
     group_column: str | None = None,
     shuffle_labels: bool = False,
+    counterfactual: Sequence[str] = (),
     quiet: bool = False,
 ) -> FrozenResult:
     """Score frozen encoders by kNN against pixels and random weights, and give a verdict.
 
     runs: one run, or several of one recipe that differ in their seed. labelled: data with labels; its own splits
     are used, or a fixed one by hash. labels_per_class: labels the classifier may see, or "all" / None; draws: how
-    often they are drawn. k: None = chosen by cross-validation inside each draw (200 with all labels).
+    often they are drawn. k: None = chosen by cross-validation inside each draw (200 with all labels). counterfactual:
+    changes (`channel-swap`, `grayscale`, `flip`, `shift`, `brightness`) under which the features are compared with
+    those of the test images as they are, before and after training.
 
     Writes eval/verdict.json and eval/knn.csv into every run folder and a line into its ledger. Raises UsageError,
     DataError, DamagedError.
@@ -498,14 +559,15 @@ def evaluate(
         k=k,
         knn_temperature=knn_temperature,
         readout=readout,
-        random_inits=random_inits,
         shuffle_labels=shuffle_labels,
     )
+    for change in counterfactual:
+        find_change(change)
     progress = runlog.Progress(quiet=quiet)
     first = opened[0]
     for run in opened:
         for reason in run.found.passed_over:
-            progress.say(f"WARNING: passed over a damaged checkpoint: {reason}")
+            progress.warn(f"passed over a damaged checkpoint: {reason}")
     data = open_labelled(
         str(labelled),
         size=first.config.views.size,
@@ -515,6 +577,10 @@ def evaluate(
         progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
     )
     result = evaluate_frozen(opened, data, frozen_plan, device=pick_device("auto"), say=progress.say)
+    if counterfactual:
+        progress.say(f"counterfactual: {', '.join(counterfactual)}")
+        probes = counterfactuals(opened, data, counterfactual, device=pick_device("auto"))
+        result = dataclasses.replace(result, counterfactual=probes)
     if not shuffle_labels:
         for run in opened:
             files.write_json(run.folder.evaluation / "verdict.json", result.to_dict())
@@ -549,8 +615,30 @@ def table_and_verdict(result: FrozenResult) -> str:
     lines.append(f"{'chance':<{width}}  {100 * result.chance:5.1f}")
     lines.append(f"Pretraining saw the test images: {result.pretraining}.")
     lines.append(f"The test split has been read {result.test_readings} time(s) for this run.")
+    if result.counterfactual:
+        lines.append(before_and_after_table(result.counterfactual).rstrip("\n"))
     lines.append(verdict_line(result.verdict))
     return "\n".join(lines) + "\n"
+
+
+# --------------------------------------------------------------------------------------------------- labs
+
+
+def lab(
+    number: str, out: str | Path | None = None, *, seeds: int = 1, overwrite: bool = False, quiet: bool = False
+) -> LabResult:
+    """Run LAB `06` or `07` as published and leave its data, weights, pictures and figures in `out` (runs/labNN).
+
+    seeds: how many repetitions; the first is the published one. With several, a table of mean, spread and interval
+    per figure, and one sentence per published conclusion. Repetitions that are there already are kept.
+
+    Raises UsageError, LockedError, StorageError, DamagedError.
+    """
+    from mocokit.studies.labs import run_lab  # scikit-learn takes a second to import, paid only here
+
+    progress = runlog.Progress(quiet=quiet)
+    folder = Path(out) if out is not None else Path("runs") / f"lab{number}"
+    return run_lab(number, folder, seeds=seeds, overwrite=overwrite, say=progress.say)
 
 
 # -------------------------------------------------------------------------------------------------- doctor
@@ -579,3 +667,6 @@ EXTRAS: dict[str, str] = {}
 
 def _extra(module: str) -> str:
     return "installed" if importlib.util.find_spec(module) else "not installed"
+
+
+__all__ = ["Plan", "Run", "doctor", "evaluate", "lab", "load_run", "plan", "pretrain", "table_and_verdict"]

@@ -1,4 +1,4 @@
-"""The command line: parse, call one function of `api`, print, exit code. Nothing heavy is imported before a command runs.
+"""The command line: parse, call one function of `api`, print, exit code. Nothing heavy is imported for `--help`.
 
 Results go to stdout, everything else to stderr.
 """
@@ -6,17 +6,18 @@ Results go to stdout, everything else to stderr.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import traceback
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 from rich.console import Console
 
 from mocokit import __version__, files
-from mocokit.errors import InterruptedRunError, MocokitError
-from mocokit.options import PretrainOptions
+from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
+from mocokit.options import PretrainOptions, whole_number
 from mocokit.training.runfolder import claim_run
 
 _EXIT_CODES = (
@@ -31,6 +32,7 @@ app = App(
     "Start with: `mocokit demo`",
     help_epilogue=_EXIT_CODES,
     help_format="markdown",
+    suppress_keyboard_interrupt=False,  # `main` handles it
 )
 
 _REQUIRED = Group("Required", sort_key=0)
@@ -64,7 +66,8 @@ def pretrain(
     Parameters
     ----------
     data
-        A folder of images (nested as you like), a .csv / .txt list, .parquet, .npz, or `digits` / `moved-digits`.
+        A folder of images (nested as you like), a .csv / .txt list, .parquet, .npz, or a built-in set:
+        `digits`, `moved-digits`, `shapes`.
     out
         The run folder: configuration, checkpoints, logs, pictures.
     config
@@ -140,14 +143,14 @@ def evaluate(
     *,
     labelled: Annotated[str, Parameter(group=_REQUIRED)],
     labels_per_class: Annotated[str, Parameter(group="Protocol")] = "10",
-    draws: Annotated[int, Parameter(group="Protocol")] = 20,
-    k: Annotated[int | None, Parameter(group="Protocol")] = None,
+    draws: Annotated[int, Parameter(group="Protocol", converter=whole_number)] = 20,
+    k: Annotated[int | None, Parameter(group="Protocol", converter=whole_number)] = None,
     knn_temperature: Annotated[float, Parameter(group="Protocol")] = 0.1,
     readout: Annotated[Literal["h", "z", "key-h", "key-z"], Parameter(group="Protocol")] = "h",
-    random_inits: Annotated[int, Parameter(group="Protocol")] = 1,
     label_column: Annotated[str | None, Parameter(group="Protocol")] = None,
     group_column: Annotated[str | None, Parameter(group="Protocol")] = None,
     shuffle_labels: Annotated[bool, Parameter(group="Protocol", negative=())] = False,
+    counterfactual: Annotated[list[str] | None, Parameter(group="Protocol", negative=())] = None,
     fail_unless_better: Annotated[bool, _Flag] = False,
     json: Annotated[bool, _Flag] = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), group=_OUTPUT)] = False,
@@ -175,14 +178,15 @@ def evaluate(
         Sharpness of the votes, exp(cosine / knn_temperature). Not InfoNCE's T.
     readout
         What the verdict is about: h (backbone) or z (head) of the query encoder, or of the key encoder.
-    random_inits
-        Random initialisations of the same architecture to average as the baseline.
     label_column
         Column of a table that holds the label.
     group_column
         Column that holds the group (patient, product); a group is never split.
     shuffle_labels
         Control: shuffle the training labels; every score must fall to chance.
+    counterfactual
+        Also compare the features of the test images with those of the same images changed, before and after
+        training: channel-swap, grayscale, flip, shift or brightness. May be given several times.
     fail_unless_better
         Exit with 1 unless the verdict is BETTER.
     json
@@ -200,10 +204,10 @@ def evaluate(
         k=k,
         knn_temperature=knn_temperature,
         readout=readout,
-        random_inits=random_inits,
         label_column=label_column,
         group_column=group_column,
         shuffle_labels=shuffle_labels,
+        counterfactual=counterfactual or (),
         quiet=quiet,
     )
     print(files.to_json(result.to_dict()) if json else api.table_and_verdict(result), end="")
@@ -214,7 +218,7 @@ def evaluate(
 def demo(
     *,
     out: Annotated[Path, Parameter(group=_OUTPUT)] = Path("runs/demo"),
-    seed: Annotated[int, Parameter(group="Common")] = 0,
+    seed: Annotated[int, Parameter(group="Common", converter=whole_number)] = 0,
     overwrite: Annotated[bool, _Flag] = False,
 ) -> None:
     """The whole tour on built-in data, offline, in about two minutes.
@@ -234,6 +238,49 @@ def demo(
     from mocokit.demo import run_demo
 
     run_demo(out, seed=seed, overwrite=overwrite)
+
+
+@app.command
+def lab(
+    number: Annotated[Literal["06", "07"], Parameter(group=_REQUIRED)],
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(group=_OUTPUT)] = None,
+    seeds: Annotated[int, Parameter(group="Common", converter=whole_number)] = 1,
+    overwrite: Annotated[bool, _Flag] = False,
+    json: Annotated[bool, _Flag] = False,
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), group=_OUTPUT)] = False,
+) -> None:
+    """Repeat a published experiment: our figures beside the published ones, and what other seeds say.
+
+    06: in-batch contrast with the hue kept and with the hue free to swap. 07: in-batch contrast and a small MoCo.
+
+    Examples:
+
+        mocokit lab 07
+        mocokit lab 06 --out runs/lab06 --seeds 8
+
+    Parameters
+    ----------
+    number
+        06 or 07.
+    out
+        Folder for data, weights, pictures and figures. Default: runs/lab06, runs/lab07.
+    seeds
+        Repetitions, the first of them the published one. Those already in --out are kept.
+    overwrite
+        Replace an earlier result there.
+    json
+        Print the result as JSON.
+    quiet
+        No progress on stderr.
+    """
+    from mocokit import api
+
+    result = api.lab(number, out, seeds=seeds, overwrite=overwrite, quiet=quiet)
+    print(files.to_json(result.to_dict()) if json else result.text(), end="")
+    if not (json or quiet):
+        print(f"\nEverything is in {result.path}.")
 
 
 @app.command
@@ -265,6 +312,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     try:
         result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()  # here, where a reader that has gone can still be handled
+    except UnusedCliTokensError as error:
+        extra = shlex.join(error.unused_tokens or [])
+        _complain(f"Too many arguments: {extra}. Put a name with spaces in quotes.", hint=_help_hint(words))
+        return 2
     except CycloptsError as error:
         error.verbose = False
         _complain(str(error), hint=_help_hint(words))
@@ -277,6 +329,13 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
         _complain(str(error))
         return error.exit_code
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if debug:
+            traceback.print_exc()
+        _complain("Not enough memory. Lower --batch-size, --queue-size or --image-size, or take a smaller --backbone.")
+        return 1
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 130
@@ -288,7 +347,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _complain(message: str, hint: str = "") -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     console.print("error:", style="bold red", end=" ")
     console.print(message, markup=False)
     if hint:
@@ -296,5 +355,5 @@ def _complain(message: str, hint: str = "") -> None:
 
 
 def _help_hint(words: list[str]) -> str:
-    command = words[0] if words and words[0] in ("pretrain", "evaluate", "demo", "doctor") else ""
+    command = words[0] if words and words[0] in ("pretrain", "evaluate", "lab", "demo", "doctor") else ""
     return f"See `mocokit {command + ' ' if command else ''}--help`."

@@ -20,10 +20,18 @@ from mocokit.data.views import ViewConfig, view_recipe
 from mocokit.errors import UsageError, did_you_mean
 from mocokit.options import PretrainOptions
 from mocokit.training.optim import OptimConfig
-from mocokit.training.settings import MISFIT, SECTIONS, DataConfig, ExecutionConfig, RunConfig, TrainConfig, fit, spell
-
-MAX_CONFIG_BYTES = 1_000_000
-
+from mocokit.training.settings import (
+    MISFIT,
+    SECTIONS,
+    DataConfig,
+    ExecutionConfig,
+    RunConfig,
+    TrainConfig,
+    fit,
+    load_yaml,
+    shown,
+    spell,
+)
 
 # ------------------------------------------------------------------------------------------------- recipes
 
@@ -59,14 +67,18 @@ def small(facts: DataFacts) -> Recipe:
 
 
 def digits(facts: DataFacts) -> Recipe:
-    """For the built-in digits: views that move, turn and zoom; no mirror image, no hue."""
+    """For the built-in digits: views that move, turn and zoom; no mirror image, no hue.
+
+    The low learning rate matters: where a short queue and a fast query meet, the network first learns to tell this
+    step's keys from older ones by how far everything has drifted, and the features suffer.
+    """
     views = view_recipe("mnist-like", facts.image_size)
     return Recipe(
-        views=replace(views, rotation=40.0, zoom=(0.6, 1.6), shift=0.25),
+        views=replace(views, rotation=40.0, zoom=(0.7, 1.4), shift=0.2, brightness=0.2, contrast=0.2, noise=0.0),
         encoder=EncoderConfig(backbone="small-cnn-32-64-128-128", head="mlp"),
         contrast=ContrastConfig(K=256, T=0.1, m=0.99),
-        optim=OptimConfig(lr=0.1, weight_decay=1e-4, warmup_epochs=1),
-        train=TrainConfig(epochs=60, batch_size=64),
+        optim=OptimConfig(lr=0.006, weight_decay=1e-4, warmup_epochs=3),
+        train=TrainConfig(epochs=100, batch_size=64),
     )
 
 
@@ -154,47 +166,60 @@ _PLACES: dict[str, tuple[str, str]] = {
 }
 """Where each flag goes; recipe, image_size, views, crop_min and blur are handled by name."""
 
+DATA_FACTS = ("spec", "split", "images", "index_hash")
+"""What a run's config.yaml records about its own data. In a file for another run they say nothing."""
+
 
 def read_yaml(path: Path) -> dict[str, dict[str, Any]]:
-    """A configuration file: sections of plain values. Unknown sections and keys are errors; nothing is expanded."""
+    """A configuration file: sections of plain values, each of the type that its key needs. Nothing is expanded.
+
+    A run's own config.yaml is one; what it records about its data (spec, images, index_hash) is not taken over.
+    Raises UsageError naming the file and the unknown section, the unknown key, or the key and its value.
+    """
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise UsageError(f"{path} is larger than {MAX_CONFIG_BYTES:,} bytes; it is no configuration of mocokit's.")
-        loaded = yaml.safe_load(path.read_text("utf-8"))
+        loaded = load_yaml(path)
     except OSError as error:
         raise UsageError(f"Could not read the configuration {path}: {error.strerror}. Check the path.") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f" (line {mark.line + 1})"
+        raise UsageError(f"{path} can't be used{where}: {error.problem or error.context}. Correct it.") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        where = str(getattr(error, "problem_mark", "")).strip()
-        raise UsageError(f"{path} is not valid YAML{' ' + where if where else ''}. Correct it.") from error
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise UsageError(f"{path} can't be used: {reason}. Correct it.") from error
     if not isinstance(loaded, dict):
         raise UsageError(f"{path} must hold sections such as `train:` with `epochs: 100` under it.")
     found: dict[str, dict[str, Any]] = {}
     for section, values in loaded.items():
         if section == "recipe":
+            if not isinstance(values, str):
+                raise UsageError(f"{path}: recipe must be a name. Got {shown(values)}.")
             found["recipe"] = {"name": values}
             continue
         if section not in SECTIONS:
             raise UsageError(f"{path}: unknown section '{section}'.{did_you_mean(str(section), SECTIONS)}")
         if not isinstance(values, dict):
-            raise UsageError(f"{path}: section '{section}' must hold keys and values.")
-        found[section] = values
+            raise UsageError(f"{path}: section '{section}' must hold keys and values. Got {shown(values)}.")
+        found[section] = _fitted(SECTIONS[section], values, f"{path}: ", f"{section}.")
     return found
 
 
-def _apply(section: str, current: Any, values: Mapping[str, Any], where: str) -> Any:
-    """`current` with `values` put in, each checked against its field's type."""
-    hints = get_type_hints(type(current))
+def _fitted(kind: type, values: Mapping[str, Any], where: str, prefix: str) -> dict[str, Any]:
+    """`values` as the types of the fields of the dataclass `kind`. Raises UsageError naming key and value."""
+    hints = get_type_hints(kind)
+    found = {}
     for key, value in values.items():
         if key not in hints:
-            raise UsageError(f"{where}unknown key '{section}.{key}'.{did_you_mean(str(key), hints)}")
-        fitted = fit(value, hints[key])
-        if fitted is MISFIT:
-            raise UsageError(f"{where}{section}.{key} must be {spell(hints[key])}. Got {value!r}.")
-        current = _rebuild(current, {key: fitted})
-    return current
+            raise UsageError(f"{where}unknown key '{prefix}{key}'.{did_you_mean(str(key), hints)}")
+        found[key] = fit(value, hints[key])
+        if found[key] is MISFIT:
+            what = spell(hints[key]) if prefix else spell(hints[key]).removesuffix(" or null")  # a flag is left out
+            raise UsageError(f"{where}{prefix}{key} must be {what}. Got {shown(value)}.")
+    return found
 
 
 def _rebuild(current: Any, changes: Mapping[str, Any]) -> Any:
+    """`current` with all changes made at once: some values only make sense together."""
     try:
         return replace(current, **changes)
     except ValueError as error:  # the contrast room knows no error classes of ours
@@ -211,51 +236,57 @@ def assemble(
     side_for: Callable[[int], int],
     split: str | None,
     index_hash: str,
-    file_name: str = "",
 ) -> RunConfig:
     """The whole configuration of a new run.
 
     images, native_side: how many pictures there are, and their longer side in pixels. side_for: the canvas side
-    for a view size. Raises UsageError naming the key or flag and the value.
+    for a view size. split: the one that is used. A recipe is a starting point wherever it is named; after it the
+    file's values count, and over them the flags (`--views` replaces the file's whole section). Raises UsageError
+    naming the key or flag and the value.
     """
-    given = options.given()
-    where = f"{file_name}: " if file_name else ""
-    chosen = given.pop("recipe", None) or from_file.get("recipe", {}).get("name") or "auto"
+    given = _fitted(PretrainOptions, options.given(), "", "")
+    chosen = _first(given.pop("recipe", None), from_file.get("recipe", {}).get("name"), "auto")
     name = auto_recipe(spec, images) if chosen == "auto" else chosen
     if name not in RECIPES:
         known = ", ".join(["auto", *RECIPES])
         raise UsageError(f"No recipe is called '{name}'.{did_you_mean(str(name), RECIPES)} Choose one of: {known}.")
-    size = given.pop("image_size", None) or from_file.get("views", {}).get("size") or min(native_side, 224)
-    if not isinstance(size, int) or not 8 <= size <= 2048:
-        raise UsageError(f"The image size must be a whole number from 8 to 2048 pixels. Got {size!r}.")
+    # Below 8 px there is next to nothing to see; pictures that small are enlarged.
+    size = _first(given.pop("image_size", None), from_file.get("views", {}).get("size"), min(max(native_side, 8), 224))
+    if not 8 <= size <= 2048:
+        raise UsageError(f"The image size must be a whole number from 8 to 2048 pixels. Got {size}.")
     recipe = RECIPES[name](DataFacts(images, size))
-    views = recipe.views
-    if (view_name := given.pop("views", None)) is not None:
-        views = view_recipe(view_name, size)
     sections: dict[str, Any] = {
         "data": DataConfig(spec=spec, split=split, side=side_for(size), images=images, index_hash=index_hash),
-        "views": views,
+        "views": recipe.views,
         "encoder": recipe.encoder,
         "contrast": recipe.contrast,
         "optim": recipe.optim,
         "train": recipe.train,
         "execution": ExecutionConfig(),
     }
-    explicit: set[tuple[str, str]] = set()
+    changes: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for section, values in from_file.items():
         if section != "recipe":
-            sections[section] = _apply(section, sections[section], values, where)
-            explicit |= {(section, key) for key in values}
+            changes[section] |= {k: v for k, v in values.items() if section != "data" or k not in DATA_FACTS}
+    if (view_name := given.pop("views", None)) is not None:
+        sections["views"], changes["views"] = view_recipe(view_name, size), {}
+    changes["views"]["size"] = size
     if (crop_min := given.pop("crop_min", None)) is not None:
-        sections["views"] = replace(sections["views"], crop_area=(crop_min, 1.0))
+        changes["views"]["crop_area"] = (crop_min, 1.0)
     if (blur := given.pop("blur", None)) is not None:
-        sections["views"] = replace(sections["views"], blur=(sections["views"].blur or 0.5) if blur else 0.0)
+        usual = changes["views"].get("blur", sections["views"].blur) or 0.5
+        changes["views"]["blur"] = usual if blur else 0.0
     for flag, value in given.items():
         section, key = _PLACES[flag]
-        sections[section] = _rebuild(sections[section], {key: value})
-        explicit.add((section, key))
+        changes[section][key] = value
+    explicit = {(section, key) for section, values in changes.items() for key in values}
+    sections = {section: _rebuild(current, changes[section]) for section, current in sections.items()}
     _fit_to_data(sections, explicit, name, images, size)
     return RunConfig(recipe=name, **sections)
+
+
+def _first(*choices: Any) -> Any:
+    return next(choice for choice in choices if choice is not None)
 
 
 def _fit_to_data(sections: dict[str, Any], explicit: set[tuple[str, str]], recipe: str, images: int, size: int) -> None:
@@ -263,7 +294,7 @@ def _fit_to_data(sections: dict[str, Any], explicit: set[tuple[str, str]], recip
     train: TrainConfig = sections["train"]
     if images < train.batch_size:
         raise UsageError(
-            f"There are {images} usable images, fewer than one batch of {train.batch_size}. "
+            f"There are {images} images, fewer than one batch of {train.batch_size}. "
             + (
                 f"Use --batch-size {max(images // 2, 2)} or less."
                 if images >= 4
@@ -271,7 +302,7 @@ def _fit_to_data(sections: dict[str, Any], explicit: set[tuple[str, str]], recip
             )
         )
     if recipe != "digits":
-        if ("contrast", "K") not in explicit:
+        if ("contrast", "K") not in explicit and sections["contrast"].has_queue:
             sections["contrast"] = replace(sections["contrast"], K=default_queue_size(images, train.batch_size))
         if ("encoder", "backbone") not in explicit:
             sections["encoder"] = replace(sections["encoder"], backbone="small-cnn" if size <= 32 else "resnet18")
@@ -292,7 +323,7 @@ def resumed(stored: RunConfig, options: PretrainOptions) -> RunConfig:
 
     Raises UsageError listing every other flag whose value differs from the stored one.
     """
-    given = options.given()
+    given = _fitted(PretrainOptions, options.given(), "", "")
     differences = []
     sections = {section: getattr(stored, section) for section in SECTIONS}
     stored_values: dict[str, Any] = {
@@ -302,8 +333,12 @@ def resumed(stored: RunConfig, options: PretrainOptions) -> RunConfig:
         "blur": stored.views.blur > 0,
     }
     for flag, value in given.items():
-        if flag == "views" or (flag == "recipe" and value == "auto"):
-            continue  # names of settings, not settings: the stored ones are complete
+        if flag == "recipe" and value == "auto":
+            continue
+        if flag == "views":
+            if not _views_are(stored.views, value, given):
+                differences.append(f"  --views: the run's views are not those of {value}")
+            continue
         if flag in FREE_ON_RESUME:
             section, key = _PLACES[flag]
             sections[section] = _rebuild(sections[section], {key: value})
@@ -319,3 +354,13 @@ def resumed(stored: RunConfig, options: PretrainOptions) -> RunConfig:
             + "\nLeave these flags out, or start another run with another --out."
         )
     return dataclasses.replace(stored, **sections)
+
+
+def _views_are(views: ViewConfig, name: str, given: Mapping[str, Any]) -> bool:
+    """Whether a run's views are those of a named recipe, but for what is measured or has a flag of its own."""
+    own: dict[str, Any] = {"mean": views.mean, "std": views.std}
+    if "crop_min" in given:
+        own["crop_area"] = views.crop_area
+    if "blur" in given:
+        own["blur"] = views.blur
+    return replace(view_recipe(name, views.size), **own) == views

@@ -62,6 +62,12 @@ class InterruptedRunError(MocokitError):
         self.exit_code = 128 + signal_number
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out. torch says so in words only: on a CPU it is a plain RuntimeError."""
+    told = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(words in str(error) for words in told)
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """A sentence ` Did you mean 'x'?` for the nearest of `choices`, or an empty string."""
     near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)

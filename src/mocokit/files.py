@@ -27,6 +27,7 @@ from mocokit.errors import DamagedError, LockedError, StorageError
 
 MANIFEST = "MANIFEST.json"
 TEMPORARY = ".tmp-"
+_OWN_HASH = "manifest_sha256"
 _MAX_JSON_BYTES = 16 * 2**20
 
 
@@ -84,8 +85,15 @@ def _storage_message(path: Path, doing: str, error: OSError, needed: int | None)
         errno.EPERM: "Check the folder's permissions or choose another --out.",
         errno.ELOOP: "A symbolic link stands where a file of the run belongs: remove it.",
         errno.ENOTDIR: "A file stands where a folder belongs: choose another --out.",
+        errno.EEXIST: "Something that is no folder stands there: remove it or choose another --out.",
+        errno.ENAMETOOLONG: "Choose a shorter --out.",
     }.get(error.errno or 0, "Check the disk and try again.")
-    return f"Could not {doing} {path}: {os.strerror(error.errno or 0)}{space}. {advice}"
+    return f"Could not {doing} {path}: {_cause(error)}{space}. {advice}"
+
+
+def _cause(error: OSError) -> str:
+    """The operating system's words for the error, without the path."""
+    return os.strerror(error.errno) if error.errno else str(error) or type(error).__name__
 
 
 def free_bytes(path: Path) -> int | None:
@@ -160,7 +168,13 @@ def read_json(path: Path) -> Any:
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{path} is not readable JSON ({type(error).__name__}); it was changed or cut.") from error
     except OSError as error:
-        raise StorageError(f"Could not read {path}: {os.strerror(error.errno or 0)}.") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> StorageError:
+    """What the disk can't give back is damaged; what may not be read is another matter."""
+    kind = DamagedError if error.errno == errno.EIO else StorageError
+    return kind(f"Could not read {error.filename or path}: {_cause(error)}. Check the disk and the permissions.")
 
 
 def sha256_file(path: Path) -> str:
@@ -221,7 +235,8 @@ def commit_folder(final: Path, contents: Mapping[str, bytes], facts: Mapping[str
 
     `facts` (JSON values) go into the manifest beside the name, size and SHA-256 of every file. Order: temporary
     folder in the same parent; each file written and synced; manifest written last and synced; the temporary
-    folder synced; renamed; parent synced. Raises StorageError; on any failure nothing named `final` appears.
+    folder synced; renamed; parent synced. Raises StorageError; `final` is then missing, or whole where only the
+    last sync failed.
     """
     temporary = final.with_name(f"{TEMPORARY}{final.name}-{secrets.token_hex(4)}")
     needed = sum(len(data) for data in contents.values())
@@ -230,10 +245,7 @@ def commit_folder(final: Path, contents: Mapping[str, bytes], facts: Mapping[str
             _mkdir(temporary)
             for name, data in contents.items():
                 _write_all(temporary / name, data)
-            files = {
-                name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()
-            }
-            _write_all(temporary / MANIFEST, to_json({"files": files, **facts}).encode())
+            _write_all(temporary / MANIFEST, manifest_text(contents, facts).encode())
             _sync_folder(temporary)
             _rename(temporary, final)
         except BaseException:
@@ -242,29 +254,60 @@ def commit_folder(final: Path, contents: Mapping[str, bytes], facts: Mapping[str
         _sync_folder(final.parent)
 
 
+def manifest_text(contents: Mapping[str, bytes], facts: Mapping[str, Any]) -> str:
+    """The manifest of a committed folder: `facts`, each file's size and SHA-256, and last the SHA-256 of all that."""
+    listed = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()}
+    return _signed({"files": listed, **facts})
+
+
+def _signed(manifest: dict[str, Any]) -> str:
+    digest = hashlib.sha256(to_json(manifest).encode()).hexdigest()
+    return to_json({**manifest, _OWN_HASH: digest})
+
+
 def verify_folder(folder: Path) -> dict[str, Any]:
     """Check a committed folder against its manifest and return the manifest.
 
     Every listed file must be there, be a regular file, and have its recorded size and SHA-256; nothing else may
-    be there. Raises DamagedError naming the first file that differs.
+    be there; the manifest itself must be as it was written. Raises DamagedError naming the first file that differs
+    or that the disk can't read, StorageError when it may not be read.
     """
-    manifest = read_json(folder / MANIFEST)
-    files = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(files, dict):
-        raise DamagedError(f"{folder / MANIFEST} lists no files; it was changed.")
-    with storage_errors(folder, "read"):
+    manifest = _verified_manifest(folder / MANIFEST)
+    files = manifest["files"]
+    try:
         present = {entry.name for entry in os.scandir(folder)} - {MANIFEST}
-    if extra := sorted(present - set(files)):
-        raise DamagedError(f"{folder / extra[0]} is not in the folder's manifest; the folder was changed.")
-    for name, recorded in files.items():
-        path = folder / name
-        if "/" in name or name not in present or path.is_symlink() or not path.is_file():
-            raise DamagedError(f"{path} is missing; {folder.name} is damaged.")
-        if not isinstance(recorded, dict) or path.stat().st_size != recorded.get("size"):
-            raise DamagedError(f"{path} has another size than its manifest records; {folder.name} is damaged.")
-        if sha256_file(path) != recorded.get("sha256"):
-            raise DamagedError(f"{path} does not match its recorded SHA-256; {folder.name} is damaged.")
-    return dict(manifest)
+        if extra := sorted(present - set(files)):
+            raise DamagedError(f"{folder / extra[0]} is not in the folder's manifest; the folder was changed.")
+        for name, recorded in files.items():
+            path = folder / name
+            if "/" in name or name not in present or path.is_symlink() or not path.is_file():
+                raise DamagedError(f"{path} is missing; {folder.name} is damaged.")
+            if not isinstance(recorded, dict) or path.stat().st_size != recorded.get("size"):
+                raise DamagedError(f"{path} has another size than its manifest records; {folder.name} is damaged.")
+            if sha256_file(path) != recorded.get("sha256"):
+                raise DamagedError(f"{path} does not match its recorded SHA-256; {folder.name} is damaged.")
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    return manifest
+
+
+def _verified_manifest(path: Path) -> dict[str, Any]:
+    """A manifest that is, byte for byte, what `manifest_text` wrote."""
+    if path.is_symlink():
+        raise DamagedError(f"{path} is a symbolic link; {path.parent.name} is damaged.")
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise DamagedError(f"{path} lists no files; it was changed.")
+    bare = {key: value for key, value in manifest.items() if key != _OWN_HASH}
+    with storage_errors(path, "read"):
+        text = path.read_bytes()
+    try:
+        whole = _signed(bare).encode() == text
+    except (ValueError, RecursionError):  # what JSON can hold and we never write: NaN, endless nesting
+        whole = False
+    if not whole:
+        raise DamagedError(f"{path} does not match its own SHA-256; {path.parent.name} is damaged.")
+    return manifest
 
 
 def sweep_temporaries(folder: Path) -> list[str]:
@@ -285,6 +328,16 @@ def remove_folder_by_rename(path: Path) -> None:
     with storage_errors(path, "remove"):
         _rename(path, doomed)
         shutil.rmtree(doomed)
+
+
+def remove_empty_folder(path: Path) -> None:
+    """Remove a folder of ours unless somebody put something into it."""
+    with storage_errors(path, "remove"):
+        try:
+            path.rmdir()
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
 
 
 def remove_path(path: Path) -> None:
@@ -308,23 +361,32 @@ class RunLock:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / ".lock"
-        with storage_errors(self.path, "open the lock"):
-            self._descriptor = _open(self.path, os.O_RDWR | os.O_CREAT)
+        self._descriptor = -1
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(self._descriptor, 400, 0).decode("utf-8", "replace").strip() or "another process"
-            os.close(self._descriptor)
-            raise LockedError(
-                f"{folder} is in use by {holder}. Wait for it to end, stop it, or choose another --out."
-            ) from error
-        with storage_errors(self.path, "write the lock"):
+            with storage_errors(self.path, "open the lock"):
+                self._descriptor = _open(self.path, os.O_RDWR | os.O_CREAT)
+            self._take(folder)
+        except BaseException:
+            self.release()
+            raise
+
+    def _take(self, folder: Path) -> None:
+        with storage_errors(self.path, "take the lock"):
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = os.pread(self._descriptor, 400, 0).decode("utf-8", "replace").strip() or "another process"
+                raise LockedError(
+                    f"{folder} is in use by {holder}. Wait for it to end, stop it, or choose another --out."
+                ) from error
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Give the folder back."""
-        os.close(self._descriptor)
+        """Give the folder back; doing so again is fine."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def __enter__(self) -> RunLock:
         return self

@@ -5,10 +5,11 @@ Every field is None when not given; then the recipe decides.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, Token
 
 _COMMON = Group("Common", sort_key=1)
 _MOCO = Group("Momentum contrast", sort_key=2)
@@ -22,25 +23,37 @@ def _in(group: Group, *names: str) -> Parameter:
     return Parameter(group=group, name=names or None, negative=(), show_default=False)
 
 
+def whole_number(_: Any, tokens: Sequence[Token]) -> int:
+    """An integer as it is written; by itself cyclopts would round 1.5 to 2."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"it must be a whole number, not {tokens[0].value!r}.") from None
+
+
+def _int_in(group: Group, *names: str) -> Parameter:
+    return Parameter(group=group, name=names or None, negative=(), show_default=False, converter=whole_number)
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainOptions:
     """Everything a recipe decides and a flag may change."""
 
     recipe: Annotated[str | None, _in(_COMMON)] = None
-    "Named settings to start from: auto, small, digits, moco-v1, moco-v2. auto: small below 200,000 images, else moco-v2."
-    epochs: Annotated[int | None, _in(_COMMON)] = None
+    "Settings to start from: auto, small, digits, moco-v1, moco-v2. auto: small below 200,000 images, else moco-v2."
+    epochs: Annotated[int | None, _int_in(_COMMON)] = None
     "Passes over the data."
-    batch_size: Annotated[int | None, _in(_COMMON)] = None
+    batch_size: Annotated[int | None, _int_in(_COMMON)] = None
     "Images per optimiser step."
-    seed: Annotated[int | None, _in(_COMMON)] = None
+    seed: Annotated[int | None, _int_in(_COMMON)] = None
     "Decides the initial weights, the order and every view. Default 0."
     backbone: Annotated[str | None, _in(_COMMON)] = None
     "small-cnn, small-cnn-32-64-128, or any torchvision or timm model. Default: small-cnn up to 32 px, else resnet18."
-    image_size: Annotated[int | None, _in(_COMMON)] = None
+    image_size: Annotated[int | None, _int_in(_COMMON)] = None
     "Side of the views in pixels. Default: the pictures' own longer side, at most 224."
 
-    queue_size: Annotated[int | None, _in(_MOCO, "--queue-size", "-K")] = None
+    queue_size: Annotated[int | None, _int_in(_MOCO, "--queue-size", "-K")] = None
     "K, keys in the dictionary. Default: the power of two nearest to an eighth of the images, 4 batches to 65,536."
     temperature: Annotated[float | None, _in(_MOCO, "--temperature", "-T")] = None
     "T of InfoNCE, above 0."
@@ -60,7 +73,7 @@ class PretrainOptions:
     "small: 3x3 stride-1 first convolution, no max-pool (ResNets). auto: small up to 64 px."
     head: Annotated[Literal["linear", "mlp"] | None, _in(_MOCO)] = None
     "Projection head: linear (v1) or mlp (v2)."
-    dim: Annotated[int | None, _in(_MOCO)] = None
+    dim: Annotated[int | None, _int_in(_MOCO)] = None
     "D, dimensions of z. Default 128."
 
     split: Annotated[str | None, _in(_DATA)] = None
@@ -91,18 +104,18 @@ class PretrainOptions:
 
     device: Annotated[str | None, _in(_HARDWARE)] = None
     "cpu, cuda, cuda:1 ... Default: cuda where there is one."
-    threads: Annotated[int | None, _in(_HARDWARE)] = None
+    threads: Annotated[int | None, _int_in(_HARDWARE)] = None
     "Threads of one operation on the CPU. Default: torch's choice. Fixed for the life of a run."
-    workers: Annotated[int | None, _in(_HARDWARE)] = None
+    workers: Annotated[int | None, _int_in(_HARDWARE)] = None
     "Threads that make views ahead of the step; 0 makes them in line. Default 1. Never changes a view."
     precision: Annotated[Literal["auto", "fp32", "bf16"] | None, _in(_HARDWARE)] = None
     "Arithmetic of the encoders; parameters, EMA, queue and loss stay fp32. auto times both at the start."
     layout: Annotated[Literal["auto", "contiguous", "channels-last"] | None, _in(_HARDWARE)] = None
     "Memory layout of the encoders. auto times both at the start."
 
-    checkpoint_every: Annotated[int | None, _in(_OUTPUT)] = None
+    checkpoint_every: Annotated[int | None, _int_in(_OUTPUT)] = None
     "Steps between checkpoints; the last step is always saved. Default: one epoch, at most 500 steps."
-    eval_every: Annotated[int | None, _in(_OUTPUT)] = None
+    eval_every: Annotated[int | None, _int_in(_OUTPUT)] = None
     "Epochs between kNN readings on the validation split of --monitor. Default: a tenth of the run."
 
     def given(self) -> dict[str, Any]:

@@ -38,8 +38,8 @@ TOY: dict[str, Any] = {
 }
 """40 steps of 12 images at 16 px; a checkpoint every 3."""
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["mocokit.api", "tests.crash.harness"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["mocokit.cli", "mocokit.api", "torch._dynamo", "tests.crash.harness"])
 
 
 def toy_data(folder: Path) -> Path:
@@ -62,7 +62,7 @@ def start(
     data: Path, out: Path, *, resume: bool, options: dict[str, Any], sabotage: Callable[[], None] | None = None
 ) -> ForkServerProcess:
     """A child process that trains."""
-    process = _CONTEXT.Process(target=_child, args=(str(data), str(out), resume, options, sabotage))
+    process = CONTEXT.Process(target=_child, args=(str(data), str(out), resume, options, sabotage))
     process.start()
     return process
 
@@ -157,20 +157,22 @@ def run_with_kills(
 ) -> Kills:
     """Kill `count` times, half of them inside a save, resuming each time; then let the run end.
 
-    The run is started afresh in a new folder whenever it ends before all kills are used up.
+    The run is started afresh in a new folder whenever it ends before all kills are used up. Only a sabotaged one may
+    end by itself with an error: it can leave a folder that nothing can resume.
     """
-    rng, kills, attempt = random.Random(seed), Kills(), 0  # noqa: S311
+    rng, kills, attempt = random.Random(seed), Kills(), 0
     folder = out / "0"
     while sum(kills.stages.values()) < count:
         resume = (folder / "run.json").exists()
         process = start(data, folder, resume=resume, options=options, sabotage=sabotage)
         done = sum(kills.stages.values())
         kill_at_random(process, folder, rng, inside_save=done % 2 == 0, kills=kills)
-        if process.exitcode == 0 and sum(kills.stages.values()) < count:
+        if process.exitcode != -signal.SIGKILL:
+            assert process.exitcode == 0 or sabotage is not None, f"the run failed with exit code {process.exitcode}"
             attempt += 1
             folder = out / str(attempt)
     process = start(data, folder, resume=(folder / "run.json").exists(), options=options, sabotage=sabotage)
-    assert finish(process) == 0
+    assert finish(process) == 0 or sabotage is not None
     return kills
 
 

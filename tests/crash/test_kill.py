@@ -55,8 +55,7 @@ def write_straight_into_the_final_name() -> None:
             for start in range(0, len(content), 4096):
                 with (final / name).open("ab") as stream:
                     stream.write(content[start : start + 4096])
-        listed = {name: {"size": len(c), "sha256": files.hashlib.sha256(c).hexdigest()} for name, c in contents.items()}
-        files.write_json(final / files.MANIFEST, {"files": listed, **facts})
+        files.write_text(final / files.MANIFEST, files.manifest_text(contents, facts))
         (final.with_name(f"{files.TEMPORARY}bait-{final.name}")).rmdir()
 
     files.commit_folder = commit

@@ -5,6 +5,7 @@ Shapes: K rows of capacity, D dimensions, N keys enqueued at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,17 @@ class Keys:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def join(keys: Sequence[Keys]) -> Keys:
+    """One batch out of several, in their order; gradient passes through."""
+    if len(keys) == 1:
+        return keys[0]
+    return Keys(
+        torch.cat([part.vectors for part in keys]),
+        torch.cat([part.ids for part in keys]),
+        torch.cat([part.groups for part in keys]),
+    )
 
 
 class KeyQueue:

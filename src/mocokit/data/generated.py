@@ -1,4 +1,4 @@
-"""Labelled picture sets that need no files: real handwritten digits, and the same digits moved about.
+"""Labelled picture sets that need no files: real handwritten digits, the same digits moved about, drawn shapes.
 
 `GENERATED` maps a set's name to the function that makes it from a seed. Each picture is a fixed function of the
 set's name, its number and the seed, so every machine gets the same bytes.
@@ -7,14 +7,16 @@ set's name, its number and the seed, so every machine gets the same bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from mocokit.data import generated_shapes
 from mocokit.data.index import SampleIndex, make_index
 from mocokit.data.randomness import hash_words, sample_id, uniform, word
+from mocokit.errors import UsageError, did_you_mean
 
 UInt8Array = npt.NDArray[np.uint8]
 FloatArray = npt.NDArray[np.float64]
@@ -30,6 +32,18 @@ class GeneratedSet:
     index: SampleIndex
     read: Callable[[int], UInt8Array]
     """Row -> RGB uint8 [H, W, 3]."""
+    labellings: Mapping[str, tuple[npt.NDArray[np.int64], tuple[str, ...]]] = field(default_factory=dict)
+    """Where there is more than one thing to tell: its name -> (class numbers [S], class names)."""
+
+    def labelled_by(self, name: str) -> GeneratedSet:
+        """The same pictures with another of `labellings`. Raises UsageError naming those there are."""
+        if name not in self.labellings:
+            raise UsageError(
+                f"The generated set has no label {name!r}; its labels are: {', '.join(self.labellings)}."
+                + did_you_mean(name, self.labellings)
+            )
+        labels, class_names = self.labellings[name]
+        return replace(self, index=replace(self.index, labels=labels, class_names=class_names))
 
 
 def digits(seed: int = 0) -> GeneratedSet:
@@ -119,7 +133,30 @@ def _set(name: str, grey: UInt8Array, labels: npt.NDArray[np.int64], content: st
     return GeneratedSet(index=index, read=lambda row: np.repeat(grey[row][:, :, None], 3, axis=2))
 
 
+def shapes(seed: int = 0) -> GeneratedSet:
+    """840 discs, squares and diamonds, red or blue, 16 x 16 pixels; the label is the shape, or with `color` the colour.
+
+    Seed 0 is the published set of LAB 06 and LAB 07; seed k is drawn from the published seed + 1000 k. Split into
+    600 train and 240 test, with every shape and colour alike in both. The labs train on the float pictures of
+    `generated_shapes.generate`; here they are rounded to 256 levels like everything else that is read.
+    """
+    made = generated_shapes.generate(generated_shapes.seed_of(seed))
+    levels = np.rint(made.images * 255).astype(np.uint8).transpose(0, 2, 3, 1)
+    is_test = np.zeros(len(levels), bool)
+    is_test[made.test_ids] = True
+    index = make_index(
+        [f"shapes/{number:03d}" for number in range(len(levels))],
+        labels=made.shape,
+        class_names=generated_shapes.SHAPES,
+        splits=["test" if test else "train" for test in is_test.tolist()],
+        content=f"shapes 1 seed {seed}",
+    )
+    labellings = {"shape": (made.shape, generated_shapes.SHAPES), "color": (made.color, generated_shapes.COLORS)}
+    return GeneratedSet(index=index, read=lambda row: levels[row].copy(), labellings=labellings)
+
+
 GENERATED: dict[str, Callable[[int], GeneratedSet]] = {
     "digits": digits,
     "moved-digits": moved_digits,
+    "shapes": shapes,
 }

@@ -84,9 +84,7 @@ class BatchLoader:
             yield from _in_order(pool, self.make, range(start, stop), ahead=self.workers + 1)
 
 
-def _in_order(
-    pool: ThreadPoolExecutor, make: Callable[[int], Batch], steps: range, *, ahead: int
-) -> Iterator[Batch]:
+def _in_order(pool: ThreadPoolExecutor, make: Callable[[int], Batch], steps: range, *, ahead: int) -> Iterator[Batch]:
     """Results in the order of `steps` whatever the order they are finished in, at most `ahead` of the consumer."""
     pending: deque[Future[Batch]] = deque()
     coming = iter(steps)

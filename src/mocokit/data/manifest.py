@@ -7,13 +7,17 @@ names of the pictures below the root.
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import io
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mocokit.data.index import SampleIndex, make_index
 from mocokit.data.scan import EXTENSIONS, ScanReport, scan_folder
@@ -69,32 +73,38 @@ def read_csv(
             chosen[role] = column
     places = [present.index(column) for column in chosen.values()]
     values: list[list[str]] = [[] for _ in places]
+    known: dict[str, str] = {}  # of a million labels and splits, few are different: each text is held once
     for line in lines:
         for place, texts in zip(places, values, strict=True):
-            texts.append(line[place] if place < len(line) else "")
+            text = line[place] if place < len(line) else ""
+            texts.append(text if texts is values[0] else known.setdefault(text, text))
+    known.clear()
     meanings = dict(zip(chosen, values, strict=True))
     return _table(path.name, root, meanings.pop("path"), meanings, follow_outside)
 
 
 def read_list(path: Path, root: Path, *, follow_outside: bool = False) -> tuple[SampleIndex, ScanReport]:
     """The table of a text file with one path a line (blank lines are skipped), as `read_csv`."""
-    lines = [line for line in _text(path).split("\n") if line.strip()]
+    lines = [bare for line in _lines(path, "\n") if (bare := line.removesuffix("\n")).strip()]
     return _table(path.name, root, lines, {}, follow_outside)
 
 
-def _text(path: Path) -> str:
+def _lines(path: Path, newline: str) -> Generator[str]:
+    """The lines of a text file, one at a time; `\\r\\n` becomes `\\n`. newline: as `open` has it."""
     try:
-        return path.read_bytes().decode("utf-8-sig", "surrogateescape").replace("\r\n", "\n")
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline) as stream:
+            for line in stream:
+                yield line.replace("\r\n", "\n")
     except OSError as error:
         raise DataError(f"{path} can't be read: {os.strerror(error.errno or 0)}.") from error
 
 
 def _csv(path: Path) -> tuple[list[str], Iterator[list[str]]]:
     """Column names and the lines below them, as they are read; blank lines are left out."""
-    text = _text(path)
-    header = text.partition("\n")[0]
+    with contextlib.closing(_lines(path, "\n")) as first:
+        header = next(first, "")
     delimiter = next((mark for mark in ",;\t" if mark in header), ",")
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    lines = csv.reader(_lines(path, ""), delimiter=delimiter)
 
     def checked() -> Iterator[list[str]]:
         try:
@@ -129,28 +139,33 @@ def _table(
     if not paths:
         raise DataError(f"{manifest} lists no files.")
     report = ScanReport()
-    found = _resolve(manifest, root, paths)
-    rows: dict[str, tuple[str, ...]] = {}
-    for number, name in enumerate(found):
-        meaning = tuple(values[number] for values in meanings.values())
-        if rows.setdefault(name, meaning) != meaning:
-            told = ", ".join(
-                f"{role} {a!r} and {b!r}" for role, a, b in zip(meanings, rows[name], meaning, strict=True)
-            )
-            raise DataError(f"{manifest} lists {name!r} twice with different values ({told}). Keep one of the lines.")
-        report.repeated += 1
-    report.repeated -= len(rows)
-    sizes, mtimes = _look(manifest, root, rows, report, follow_outside)
-    texts = {role: [meaning[place] for meaning in rows.values()] for place, role in enumerate(meanings)}
+    names: Sequence[str] = _resolve(manifest, root, paths)
+    if len(set(names)) < len(names):
+        rows = _first_lines(manifest, names, meanings)
+        report.repeated = len(names) - len(rows)
+        names = [names[row] for row in rows]
+        meanings = {role: [values[row] for row in rows] for role, values in meanings.items()}
+    sizes, mtimes = _look(manifest, root, names, report, follow_outside)
     index = make_index(
-        list(rows),
+        names,
         sizes=sizes,
         mtimes=mtimes,
-        labels=texts.get("label"),
-        groups=texts.get("group"),
-        splits=texts.get("split"),
+        labels=meanings.get("label"),
+        groups=meanings.get("group"),
+        splits=meanings.get("split"),
     )
     return index, report
+
+
+def _first_lines(manifest: str, names: Sequence[str], meanings: Mapping[str, Sequence[str]]) -> list[int]:
+    """The rows whose name is in no earlier one. Raises DataError when a repeated line says something else."""
+    first: dict[str, int] = {}
+    for row, name in enumerate(names):
+        before = first.setdefault(name, row)
+        if any(values[before] != values[row] for values in meanings.values()):
+            told = ", ".join(f"{role} {values[before]!r} and {values[row]!r}" for role, values in meanings.items())
+            raise DataError(f"{manifest} lists {name!r} twice with different values ({told}). Keep one of the lines.")
+    return list(first.values())
 
 
 def _resolve(manifest: str, root: Path, paths: Sequence[str]) -> list[str]:
@@ -168,6 +183,7 @@ def _resolve(manifest: str, root: Path, paths: Sequence[str]) -> list[str]:
         if not parts:
             raise DataError(f"{manifest} has a line without a path.")
         name = "/".join(parts)
+        name = value if name == value else name  # one object for both
         if by_stem:
             matches = by_stem.get(name, ())
             if len(matches) > 1:
@@ -191,11 +207,11 @@ def _stems(root: Path) -> dict[str, list[str]]:
 
 def _look(
     manifest: str, root: Path, names: Iterable[str], report: ScanReport, follow_outside: bool
-) -> tuple[list[int], list[int]]:
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Size and modification time of every file, zero for missing ones. Opens nothing."""
     real_root = os.path.realpath(root).rstrip("/") + "/"
     folders: dict[str, bool] = {}
-    sizes, mtimes, first = [], [], ""
+    sizes, mtimes, first = array("q"), array("q"), ""
     for name in names:
         path = f"{root}/{name}"
         folder = name.rpartition("/")[0]
@@ -225,4 +241,4 @@ def _look(
             f"None of the {len(sizes):,} files that {manifest} lists is there; the first is {first!r}, looked for in "
             f"{root}. Name the folder that the paths are relative to (root)."
         )
-    return sizes, mtimes
+    return np.frombuffer(sizes, np.int64), np.frombuffer(mtimes, np.int64)

@@ -85,7 +85,7 @@ def open_parquet(path: Path, columns: Columns) -> tuple[SampleIndex, Callable[[i
             meanings: dict[str, list[Any]] = {}
             for role in ("label", "group", "split"):
                 if column := columns.pick(role, schema.names, (role,), path.name):
-                    if (values := _plain_values(file.read(columns=[column]).column(0))) is not None:
+                    if (values := _plain_values(file, column, schema.field(column).type)) is not None:
                         meanings[role] = values
                     elif column in (columns.label, columns.group, columns.split):
                         raise DataError(
@@ -135,14 +135,17 @@ def _picture_column(where: str, schema: Any, named: str | None) -> str:
     return usual[0]
 
 
-def _plain_values(column: Any) -> list[Any] | None:
+def _plain_values(file: Any, column: str, kind: Any) -> list[Any] | None:
     """Texts or whole numbers of a column, or None when it holds anything else."""
     import pyarrow as pa
 
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return list(column.to_pylist())
-    return None
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return None
+    # A million values a part at a time, with one object for each different value: few are different.
+    known: dict[Any, Any] = {}
+    parts = file.iter_batches(columns=[column])
+    return [known.setdefault(value, value) for part in parts for value in part.column(0).to_pylist()]
 
 
 def _row_names(file: Any, schema: Any, picture: str, rows: int) -> list[str]:
@@ -150,8 +153,8 @@ def _row_names(file: Any, schema: Any, picture: str, rows: int) -> list[str]:
 
     kind = schema.field(picture).type
     if pa.types.is_struct(kind) and kind.get_field_index("path") >= 0:
-        column = file.read(columns=[f"{picture}.path"]).column(0)
-        paths = pa.compute.struct_field(column, "path").to_pylist()
+        parts = file.iter_batches(columns=[f"{picture}.path"])
+        paths = [path for part in parts for path in pa.compute.struct_field(part.column(0), "path").to_pylist()]
         if all(paths) and len(set(paths)) == rows:
             return [str(path) for path in paths]
     return [f"row {row}" for row in range(rows)]

@@ -1,7 +1,7 @@
 """Open any kind of picture data as one table and a function from row to pixels.
 
-A source is named by a path (folder, CSV or text manifest, Parquet, npz), by the name of a generated set, or is an
-array in memory. What opens which suffix stands in `_BY_SUFFIX`.
+A source is named by a path (folder, CSV or text manifest, Parquet, npz, tar shards), by the URL of tar shards, by the
+name of a generated set, or is an array in memory. What opens which suffix stands in `_BY_SUFFIX`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mocokit.data.arrays import array_index, open_npz, picture_reader
+from mocokit.data.blobs import public_name
 from mocokit.data.decode import DecodeLimits, UnreadableImageError, decode
 from mocokit.data.generated import GENERATED
 from mocokit.data.index import SampleIndex
 from mocokit.data.manifest import Columns, read_csv, read_list
 from mocokit.data.parquet import open_parquet
 from mocokit.data.scan import ScanReport, scan_folder
+from mocokit.data.shards import is_shards, open_shards
 from mocokit.errors import DataError, UsageError, did_you_mean
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -69,12 +71,14 @@ def open_source(
     seed: int = 0,
     limits: DecodeLimits | None = None,
 ) -> ImageSource:
-    """Open a folder, manifest (.csv, .txt), .parquet, .npz, array [S, ...] or generated set (`digits`, ...).
+    """Open a folder, manifest (.csv, .txt), .parquet, .npz, tar shards, array [S, ...] or a generated set (`digits`).
 
     `split` keeps the rows of one split. The `*_column` arguments name a table's columns where they aren't called
-    path, label, group and split; given for a folder, its `labels.csv` is read. `root` is what a manifest's paths
-    are relative to (its own folder otherwise). `follow_outside` follows links that lead out of a folder. `seed`
-    is the generated sets'.
+    path, label, group and split (of shards: the fields of `key.json`); given for a folder, its `labels.csv` is read.
+    Shards are a .tar, a folder of nothing but .tar files, `name-{0000..0011}.tar`, or a URL of these. `label_column`
+    also chooses among the labels of a generated set that has several. `root` is what a manifest's paths are relative
+    to (its own folder otherwise). `follow_outside` follows links that lead out of a folder. `seed` is the generated
+    sets'.
 
     Raises UsageError for a name that is neither a path nor a generated set, or for arguments that the kind of data
     has no use for; DataError for data that can't be used or a split that isn't there.
@@ -90,9 +94,14 @@ def open_source(
         _refuse(options, "an array", columns=True)
         source = from_array(spec)
     elif str(spec) in GENERATED:
-        _refuse(options, f"the generated set {spec}", columns=True)
         made = GENERATED[str(spec)](seed)
+        if label_column is not None and made.labellings:
+            made = made.labelled_by(label_column)
+            options = replace(options, columns=replace(columns, label=None))
+        _refuse(options, f"the generated set {spec}", columns=True)
         source = ImageSource(name=str(spec), index=made.index, read=made.read)
+    elif is_shards(str(spec)):
+        source = _open_shards(str(spec), options)
     else:
         source = _open_path(Path(spec), options)
     return source if split is None else source.subset(source.index.rows_of(split))
@@ -143,7 +152,7 @@ def _open_path(path: Path, options: _Options) -> ImageSource:
     if opener is None or not stat.S_ISREG(mode):
         raise UsageError(
             f"{str(path)!r} is no kind of data that can be opened. Give a folder of pictures, a file ending in "
-            f"{' '.join(_BY_SUFFIX)}, or a generated set ({', '.join(sorted(GENERATED))})."
+            f"{' '.join(_BY_SUFFIX)} .tar, or a generated set ({', '.join(sorted(GENERATED))})."
         )
     return opener(path, options)
 
@@ -179,6 +188,15 @@ def _open_parquet(path: Path, options: _Options) -> ImageSource:
     _refuse(options, "a Parquet file", columns=False)
     index, read_bytes = open_parquet(path, options.columns)
     return _encoded(path.name, index, read_bytes, ScanReport(), options.limits)
+
+
+def _open_shards(spec: str, options: _Options) -> ImageSource:
+    _refuse(options, "tar shards", columns=False)
+    limits = options.limits
+    index, read_bytes, report = open_shards(
+        spec, options.columns, follow_outside=options.follow_outside, max_bytes=limits.max_bytes
+    )
+    return _encoded(public_name(spec), index, read_bytes, report, limits)
 
 
 def _open_npz(path: Path, options: _Options) -> ImageSource:

@@ -30,7 +30,7 @@ _TILE = {"cpu": 2**19, "cuda": 2**24}  # float32 elements rendered at a time; on
 
 _DRAWS = (
     "crop top", "crop left", "flip", "rotation", "zoom", "shift x", "shift y", "shear", "jitter", "jitter order",
-    "brightness", "contrast", "saturation", "hue", "grayscale", "blur", "blur sigma",
+    "brightness", "contrast", "saturation", "hue", "grayscale", "channel swap", "blur", "blur sigma",
     *(f"crop {what} {attempt}" for attempt in range(_CROP_TRIES) for what in ("area", "ratio")),
 )  # fmt: skip
 _WORDS = np.array([word(name) for name in _DRAWS], np.uint64)[:, None, None]
@@ -57,6 +57,7 @@ class ViewConfig:
     hue: largest turn either way, in 0..0.5 of the circle; 0 = off (v1: 0.4; v2: 0.1).
     grayscale: probability of turning grey (v1, v2: 0.2).
     grayscale_first: turn grey before the jitter (v1) and not after it (v2).
+    channel_swap: probability that red and blue change places; makes the hue of red and blue things useless.
     blur: probability of the Gaussian blur (v2: 0.5).
     blur_sigma: range of its standard deviation, pixels of the view (v2: 0.1 to 2, at size 224).
     blur_kernel: its odd number of taps (SimCLR: a tenth of the size).
@@ -80,6 +81,7 @@ class ViewConfig:
     hue: float = 0.0
     grayscale: float = 0.0
     grayscale_first: bool = False
+    channel_swap: float = 0.0
     blur: float = 0.0
     blur_sigma: Range = (0.1, 2.0)
     blur_kernel: int = 3
@@ -95,7 +97,7 @@ class ViewConfig:
         for name, least in (("crop_ratio", 0.01), ("zoom", 0.01), ("blur_sigma", 0.01)):
             low, high = getattr(self, name)
             _check(name, (low, high), least <= low <= high < math.inf, f"a range (low, high) from {least} up")
-        for name in ("flip", "jitter", "grayscale", "blur", "noise", "shift"):
+        for name in ("flip", "jitter", "grayscale", "channel_swap", "blur", "noise", "shift"):
             _check(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "in 0..1")
         for name in ("brightness", "contrast", "saturation"):
             _check(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "0 (off) or more")
@@ -148,7 +150,7 @@ class ViewParameters:
     """What happens to each of N pictures: arrays with N as their first axis.
 
     boxes: int64 [N, 4], the crop (top, left, height, width) in canvas pixels.
-    flip, grey: bool [N].
+    flip, grey, swap: bool [N].
     inverse: float64 [N, 2, 3], the inverse affine map in view pixels (image_ops.inverse_affine).
     order: int64 [N, 4], the jitter's operations in the order they are applied (0 brightness, 1 contrast, 2 saturation,
         3 hue), -1 where nothing is done.
@@ -160,6 +162,7 @@ class ViewParameters:
     boxes: IntArray
     flip: BoolArray
     grey: BoolArray
+    swap: BoolArray
     inverse: FloatArray
     order: IntArray
     colour: FloatArray
@@ -199,6 +202,7 @@ def draw_parameters(
         boxes=_boxes(config, np.tile(extents, (len(view), 1)), u),
         flip=u["flip"] < config.flip,
         grey=u["grayscale"] < config.grayscale,
+        swap=u["channel swap"] < config.channel_swap,
         inverse=image_ops.inverse_affine(
             either_way("rotation", config.rotation),
             between("zoom", *config.zoom),
@@ -286,6 +290,7 @@ def _render_tile(config: ViewConfig, images_u8: Tensor, p: ViewParameters) -> Te
     x = image_ops.crop_resize(images_u8, p.boxes, p.flip, config.size)
     if config.rotation > 0 or config.shift > 0 or config.shear > 0 or config.zoom != (1.0, 1.0):
         x = image_ops.affine(x, p.inverse)
+    _to_some_(x, p.swap, lambda some: some.flip(1))
     if config.grayscale_first:
         _to_some_(x, p.grey, _grey)
     x = _jitter(x, p.order, p.colour)

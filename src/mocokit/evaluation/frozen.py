@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,17 @@ import torch
 from torch import Tensor
 
 from mocokit.errors import UsageError
-from mocokit.evaluation.baselines import pixel_features, random_init_features
+from mocokit.evaluation.baselines import (
+    PIXELS,
+    RANDOM_INIT,
+    RANDOM_INIT_FLATTENED,
+    calibrate,
+    pixel_features,
+    random_init_features,
+)
+from mocokit.evaluation.counterfactual import Counterfactual, encoder_counterfactual, find_change, mean_of
 from mocokit.evaluation.crossing import evaluate_features, knn_reader
-from mocokit.evaluation.features import extract
+from mocokit.evaluation.features import extract, plain_batches
 from mocokit.evaluation.labelled import LabelledData
 from mocokit.evaluation.protocol import Ledger, plan_hash, shuffled
 from mocokit.evaluation.verdict import Interval, Verdict, crossed_interval, decide
@@ -23,6 +31,7 @@ FEW_LABEL_K = (1, 3, 5, 10, 20)
 ALL_LABEL_K = 200
 READOUTS = ("h", "z", "key-h", "key-z")
 SHUFFLE_SEED = 1
+RANDOM_SEED = 1_000_003  # first seed of the random-weights baselines, away from the seeds that runs use
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +48,6 @@ class FrozenPlan:
     """Sharpness of the votes."""
     readout: str = "h"
     """What the verdict is about: h, z (query encoder), key-h, key-z."""
-    random_inits: int = 1
-    """Random initialisations averaged as a baseline."""
     shuffle_labels: bool = False
     """Control: the training labels are shuffled, so every score must be at chance."""
 
@@ -49,9 +56,8 @@ class FrozenPlan:
             raise UsageError(f"--readout must be one of {', '.join(READOUTS)}. Got {self.readout!r}.")
         if self.labels_per_class is not None and self.labels_per_class < 1:
             raise UsageError(f"--labels-per-class must be at least 1, or `all`. Got {self.labels_per_class}.")
-        for name in ("draws", "random_inits"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1. Got {getattr(self, name)}.")
+        if self.draws < 1:
+            raise UsageError(f"--draws must be at least 1. Got {self.draws}.")
         if self.k is not None and self.k < 1:
             raise UsageError(f"--k must be at least 1. Got {self.k}.")
         if not self.knn_temperature > 0:
@@ -71,6 +77,8 @@ class FrozenResult:
     chance: float
     test_readings: int
     pretraining: str
+    counterfactual: dict[str, dict[str, Counterfactual]] = field(default_factory=dict)
+    """By change: `before` and `after` training; empty when none was asked for."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values: the verdict's keys, and beside them the whole table."""
@@ -80,7 +88,11 @@ class FrozenResult:
             "chance": self.chance,
             "test_readings": self.test_readings,
             "pretraining_saw_test_images": self.pretraining,
+            **({"counterfactual": self._counterfactual()} if self.counterfactual else {}),
         }
+
+    def _counterfactual(self) -> dict[str, Any]:
+        return {name: {when: one.to_dict() for when, one in both.items()} for name, both in self.counterfactual.items()}
 
 
 def evaluate_frozen(
@@ -108,7 +120,8 @@ def evaluate_frozen(
     for run, ledger in zip(runs, ledgers, strict=True):
         n = len(data.split.test)
         ledger.record(split="test", purpose="frozen evaluation", plan=name, n=n, step=run.step)
-    bank, test = data.split.train, data.split.test
+    # Nothing is chosen on the validation split here (k is fixed, or chosen inside a label draw), so its labels serve too.
+    bank, test = np.sort(np.concatenate([data.split.train, data.split.val])), data.split.test
     rows = np.concatenate([bank, test])
     cut = len(bank)
 
@@ -126,11 +139,12 @@ def evaluate_frozen(
             methods[f"{prefix}h"].append(halves(found.h))
             methods[f"{prefix}z"].append(halves(found.z))
     say("baselines: pixels, random weights")
-    baselines: dict[str, Any] = {"pixels": halves(pixel_features(data.store, rows, **view))}  # type: ignore[arg-type]
+    baselines: dict[str, Any] = {PIXELS: halves(pixel_features(data.store, rows, **view))}  # type: ignore[arg-type]
     not_run: dict[str, str] = {}
-    for seed in range(plan.random_inits):
-        found_random = random_init_features(
-            lambda s: make_encoder(first.encoder, first.views.size, 1_000_003 + s),
+    # As many random initialisations as runs, so that the baseline varies over seeds as the method does.
+    inits = [
+        random_init_features(
+            lambda s: make_encoder(first.encoder, first.views.size, RANDOM_SEED + s),
             data.store,
             rows,
             bank,
@@ -138,21 +152,22 @@ def evaluate_frozen(
             device=device,
             **view,  # type: ignore[arg-type]
         )
-        number = "" if plan.random_inits == 1 else f" {seed}"
-        baselines[f"random init{number} (pooled)"] = halves(found_random.pooled)
-        if found_random.flattened is not None:
-            baselines[f"random init{number} (flattened)"] = halves(found_random.flattened)
-    if not any("flattened" in name for name in baselines):
-        not_run["random init (flattened)"] = f"{first.encoder.backbone} has no spatial map"
+        for seed in range(len(runs))
+    ]
+    baselines[RANDOM_INIT] = [halves(one.pooled) for one in inits]
+    flattened = [halves(one.flattened) for one in inits if one.flattened is not None]
+    if flattened:
+        baselines[RANDOM_INIT_FLATTENED] = flattened
+    else:
+        not_run[RANDOM_INIT_FLATTENED] = f"{first.encoder.backbone} has no spatial map"
     labels = data.index.labels
     bank_labels = shuffled(labels[bank], SHUFFLE_SEED) if plan.shuffle_labels else labels[bank]
     few = plan.labels_per_class is not None
     draws = plan.draws if few else 1
     k: int | Sequence[int] = plan.k or (FEW_LABEL_K if few else min(ALL_LABEL_K, cut))
     read = knn_reader(data.n_classes, k, knn_temperature=plan.knn_temperature)
-    say(
-        f"kNN on {len(test)} test images, {f'{draws} draws of {plan.labels_per_class} labels a class' if few else f'{cut} labels'}"
-    )
+    budget = f"{draws} draws of {plan.labels_per_class} labels a class" if few else f"{cut} labels"
+    say(f"kNN on {len(test)} test images, {budget}")
     matrices = evaluate_features(
         {**methods, **baselines},
         bank_labels,
@@ -162,9 +177,10 @@ def evaluate_frozen(
         seed=0,
         labels_per_class=plan.labels_per_class,
         draws=draws,
+        bank_groups=data.index.groups[bank],
         class_names=data.index.class_names,
     )
-    groups = data.index.groups[test] if (data.index.groups[test] >= 0).all() else None
+    groups = data.index.groups[test] if (data.index.groups[test] >= 0).any() else None
     scores = {name: crossed_interval(matrix, groups, bounds=(0, 1)) for name, matrix in matrices.items()}
     verdict = decide(
         {name: matrix for name, matrix in matrices.items() if name in baselines or name == plan.readout},
@@ -187,6 +203,30 @@ def evaluate_frozen(
         test_readings=max(ledger.count("test") for ledger in ledgers),
         pretraining=_touched(runs, data),
     )
+
+
+def counterfactuals(
+    runs: Sequence[Run], data: LabelledData, changes: Sequence[str], *, device: torch.device
+) -> dict[str, dict[str, Counterfactual]]:
+    """The counterfactual probe of the query encoders on the test images, before and after training, mean over runs.
+
+    Before: the run's own first weights, batch norm calibrated on training images. No label is read, so there is no
+    line for the ledger. Raises UsageError for an unknown change.
+    """
+    for change in changes:
+        find_change(change)
+    found: dict[str, dict[str, list[Counterfactual]]] = {change: {"before": [], "after": []} for change in changes}
+    for run in runs:
+        views = run.config.views
+        first = make_encoder(run.config.encoder, views.size, run.config.train.seed).to(device)
+        some = data.split.train[:2560]
+        part = {"size": views.size, "mean": views.mean, "std": views.std, "device": device}
+        calibrate(first, plain_batches(data.store, some, batch=min(256, len(some)), **part))  # type: ignore[arg-type]
+        for when, encoder in (("before", first), ("after", run.encoder("query").to(device))):
+            for change in changes:
+                probe = encoder_counterfactual(encoder, data.store, data.split.test, change, **part)  # type: ignore[arg-type]
+                found[change][when].append(probe)
+    return {change: {when: mean_of(several) for when, several in both.items()} for change, both in found.items()}
 
 
 def _touched(runs: Sequence[Run], data: LabelledData) -> str:

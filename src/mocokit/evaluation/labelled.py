@@ -50,8 +50,8 @@ def open_labelled(
     index = source.index
     if not (index.labels >= 0).any():
         raise DataError(
-            f"{source.name} has no labels. Lay it out as ROOT/CLASS/..., as ROOT/train/CLASS/... and ROOT/test/CLASS/..., "
-            "or give a table with a label column (--label-column)."
+            f"{source.name} has no labels. Lay it out as ROOT/CLASS/..., or as ROOT/train/CLASS/... and "
+            "ROOT/test/CLASS/..., or give a table with a label column (--label-column)."
         )
     if len(np.unique(index.labels[index.labels >= 0])) < 2:
         raise DataError(f"{source.name} has one class only; there is nothing to tell apart. Check the labels.")

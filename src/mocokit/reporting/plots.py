@@ -11,11 +11,13 @@ import matplotlib
 import numpy as np
 import numpy.typing as npt
 import torch
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
 from mocokit import files
+from mocokit.contrast.health import COLLAPSED_RANK, COLLAPSED_SPREAD, STALE
 
 UInt8 = npt.NDArray[np.uint8]
 _INK, _CHANCE, _SECOND = "#1b4965", "#b5651d", "#5f7470"
@@ -31,14 +33,26 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def results_figure(
-    losses: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]], *, title: str, monitor: str | None
+    losses: Sequence[Mapping[str, Any]],
+    metrics: Sequence[Mapping[str, Any]],
+    *,
+    title: str,
+    monitor: str | None,
+    health: Sequence[Mapping[str, Any]] = (),
 ) -> Figure:
     """Loss against its chance line, and the monitor's kNN accuracy over time where there was a monitor.
 
     losses: lines of loss.jsonl; metrics: rows of metrics.jsonl. monitor: name of the validation split that was read.
+    health: measurements of a HealthProbe, drawn below when there are any.
     """
-    figure = Figure(figsize=(10 if monitor else 5.6, 4), layout="constrained")
-    panels = figure.subplots(1, 2 if monitor else 1, squeeze=False)[0]
+    width = 10 if monitor else 5.6
+    figure = Figure(figsize=(12, 10.5) if health else (width, 4), layout="constrained")
+    top: Figure | SubFigure = figure
+    if health:
+        parts: Any = figure.subfigures(2, 1, height_ratios=[4, 6.5])
+        top = parts[0]
+        draw_health(parts[1], health)
+    panels = top.subplots(1, 2 if monitor else 1, squeeze=False)[0]
     steps = [row["step"] for row in losses]
     panels[0].plot(steps, [row["loss"] for row in losses], color=_INK, lw=0.5, alpha=0.35)
     panels[0].plot(*_smoothed(losses), color=_INK, lw=1.6, label="loss")
@@ -58,6 +72,79 @@ def results_figure(
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def health_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """What a HealthProbe measured over a run: rows of JSON values, oldest first, at least one."""
+    figure = Figure(figsize=(12, 6.5), layout="constrained")
+    draw_health(figure, rows)
+    return figure
+
+
+def draw_health(figure: Figure | SubFigure, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Six panels; a dotted line marks the value below which (or at which) something is wrong."""
+    axes: list[Axes] = list(figure.subplots(2, 3, squeeze=False).ravel())
+    last = rows[-1]
+    _course(axes[0], rows, {"z (head)": "rank_z", "h (backbone)": "rank_h"}, "effective rank")
+    axes[0].set_yscale("log")
+    axes[0].axhline(COLLAPSED_RANK, color=_CHANCE, ls=":", lw=1.2)
+    _course(axes[1], rows, {"z (head)": "spread_z", "h (backbone)": "spread_h"}, "spread: std of unit rows x sqrt(d)")
+    axes[1].axhline(COLLAPSED_SPREAD, color=_CHANCE, ls=":", lw=1.2)
+    axes[1].set_ylim(0, 1.05)
+    _course(
+        axes[2],
+        rows,
+        {"alignment": "alignment", "uniformity": "uniformity"},
+        "alignment and uniformity, lower is better",
+    )
+    _similarities(axes[3], last)
+    if last.get("staleness"):
+        _staleness(axes[4], rows)
+    else:
+        _course(axes[4], rows, {"query finds its key in the batch": "batch_accuracy"}, "share of the probe batch")
+        axes[4].axhline(1 / last["probe"], color=_CHANCE, ls=":", lw=1.2)
+    norms = {"gradient norm": "gradient_norm", "|theta_q - theta_k| / |theta_q|": "theta_distance"}
+    _course(axes[5], rows, norms, "of the parameters")
+    if any((row.get(name) or 0) > 0 for row in rows for name in norms.values()):
+        axes[5].set_yscale("log")
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    told = list(last.get("findings", {}).values())
+    figure.suptitle("health: " + (" | ".join(text.partition(":")[0] for text in told) or "no finding"), fontsize=11)
+
+
+def _course(axis: Axes, rows: Sequence[Mapping[str, Any]], names: Mapping[str, str], title: str) -> None:
+    """Curves over steps of the values that were measured. names: label -> name in the rows."""
+    for (label, name), color, mark in zip(names.items(), (_INK, _SECOND), ("o-", "s--"), strict=False):
+        points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+        if points:
+            axis.plot(*zip(*points, strict=True), mark, color=color, ms=3, lw=1.4, label=label)
+    axis.set(xlabel="step", title=title)
+    axis.legend(frameon=False, fontsize=8)
+
+
+def _similarities(axis: Axes, row: Mapping[str, Any]) -> None:
+    for name, color in (("negatives", _SECOND), ("positives", _INK)):
+        counts = np.array(row[name], np.float64)
+        edges = np.linspace(-1, 1, len(counts) + 1)
+        axis.stairs(counts / max(counts.sum(), 1), edges, fill=True, color=color, alpha=0.6, label=name)
+    axis.set(xlabel="cosine", ylabel="share", title=f"similarities at step {row['step']}")
+    axis.legend(frameon=False, fontsize=8)
+
+
+def _staleness(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Cosine by age, of up to four measurements spread over the run; later ones are darker."""
+    told = [row for row in rows if len(row.get("staleness", ())) > 0 and row["staleness"][-1][0] > 0] or [rows[-1]]
+    chosen = [told[place] for place in np.unique(np.linspace(0, len(told) - 1, 4).astype(int))]
+    for number, row in enumerate(chosen, 1):
+        points = [[0, 1.0], *(point for point in row["staleness"] if point[0] > 0)]
+        axis.plot(
+            *zip(*points, strict=True), "o-", color=_INK, alpha=number / len(chosen), ms=3, label=f"step {row['step']}"
+        )
+    axis.axhline(STALE, color=_CHANCE, ls=":", lw=1.2)
+    axis.set(xlabel="age of a key, steps", ylabel="cosine with the same view encoded now", title="staleness of keys")
+    axis.set_ylim(min(0.0, *(cosine for row in chosen for _, cosine in row["staleness"])), 1.05)
+    axis.legend(frameon=False, fontsize=8)
 
 
 def _smoothed(losses: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:

@@ -21,6 +21,7 @@ from mocokit import files
 from mocokit.contrast.encoders import EncoderPair
 from mocokit.contrast.key_queue import KeyQueue
 from mocokit.errors import DamagedError, StorageError
+from mocokit.training.runfolder import CHECKPOINT_FILES
 
 FORMAT = 1
 
@@ -54,19 +55,44 @@ def save_checkpoint(state: TrainState, folder: Path, facts: Mapping[str, Any], *
     """Commit `folder/step-N`, then prune all but the newest `keep` (at least 2) that verify.
 
     facts: JSON values for the manifest (configuration hash, log lengths, versions). Saving the same step again is
-    a no-op. Raises StorageError; the earlier checkpoints are untouched then.
+    a no-op when the one there verifies; a damaged one, which a resume passed over, is replaced. Raises StorageError;
+    the earlier checkpoints are untouched then.
     """
     final = folder / f"step-{state.step}"
     if final.exists():
-        return final
+        try:
+            files.verify_folder(final)
+        except DamagedError as error:
+            if foreign := _foreign(final):
+                raise StorageError(f"{final / foreign[0]} is in the way of a checkpoint. Move it away.") from error
+            files.remove_folder_by_rename(final)
+        else:
+            return final
     contents = {
         "model.safetensors": _to_bytes(state.model_tensors()),
         "optim.safetensors": _to_bytes(state.optim_tensors()),
         "state.json": files.to_json({"step": state.step, "queue": state.queue.counters()}).encode(),
     }
     files.commit_folder(final, contents, {"format": FORMAT, "step": state.step, **facts})
-    _prune(folder, max(keep, 2))
+    _prune(folder, max(keep, 2), newest=state.step)
     return final
+
+
+def check_room(state: TrainState, folder: Path, *, keep: int = 2) -> None:
+    """Raise StorageError unless the checkpoints that will lie in `folder` at once fit: those kept and a new one.
+
+    What earlier checkpoints take there counts as free, since they are pruned or replaced.
+    """
+    size = sum(t.nbytes for t in state.model_tensors().values()) + sum(p.nbytes for p in state.pair.theta_q)
+    free = files.free_bytes(folder)
+    with files.storage_errors(folder, "read"):
+        taken = sum(path.lstat().st_size for path in folder.glob("step-*/*"))
+    needed = (keep + 1) * size
+    if free is not None and free + taken < needed:
+        raise StorageError(
+            f"{folder} has room for {free + taken:,} bytes, but the run's checkpoints need {needed:,}: {keep} are kept "
+            f"while another of {size:,} is written. Free some space, or choose another --out."
+        )
 
 
 def _to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
@@ -74,12 +100,16 @@ def _to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     return bytes(safetensors.torch.save(plain))
 
 
-def _prune(folder: Path, keep: int) -> None:
-    verified = 0
+def _prune(folder: Path, keep: int, newest: int) -> None:
+    """Remove all but `keep` checkpoints: `newest`, whose bytes were hashed a moment ago, and older ones that verify."""
+    verified = 1
     for step in sorted(checkpoint_steps(folder), reverse=True):
+        if step == newest:
+            continue
         path = folder / f"step-{step}"
         if verified >= keep:
-            files.remove_folder_by_rename(path)
+            if not _foreign(path):
+                files.remove_folder_by_rename(path)
             continue
         try:
             files.verify_folder(path)
@@ -88,12 +118,18 @@ def _prune(folder: Path, keep: int) -> None:
         verified += 1
 
 
+def _foreign(path: Path) -> list[str]:
+    """What somebody else put into a checkpoint's folder: reason enough to leave it alone."""
+    with files.storage_errors(path, "read"):
+        return sorted({entry.name for entry in path.iterdir()} - set(CHECKPOINT_FILES))
+
+
 def checkpoint_steps(folder: Path) -> list[int]:
     """The step numbers of the checkpoint folders present, ascending; not verified."""
     if not folder.is_dir():
         return []
-    names = (path.name.removeprefix("step-") for path in folder.iterdir() if path.name.startswith("step-"))
-    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+    names = [path.name.removeprefix("step-") for path in folder.glob("step-*") if path.is_dir()]
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit() and name == str(int(name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +148,23 @@ def find_checkpoint(folder: Path, step: int | None = None) -> Found:
     error. Raises DamagedError when none verifies.
     """
     if step is not None:
-        return Found(folder / f"step-{step}", files.verify_folder(folder / f"step-{step}"))
+        return _verified(folder, step)
     passed_over: list[str] = []
     for number in sorted(checkpoint_steps(folder), reverse=True):
-        path = folder / f"step-{number}"
         try:
-            return Found(path, files.verify_folder(path), tuple(passed_over))
+            return _verified(folder, number, tuple(passed_over))
         except DamagedError as error:
             passed_over.append(str(error))
     reasons = " ".join(passed_over)
     raise DamagedError(f"No usable checkpoint in {folder}. {reasons or 'There is none.'} Start again with --overwrite.")
+
+
+def _verified(folder: Path, step: int, passed_over: tuple[str, ...] = ()) -> Found:
+    path = folder / f"step-{step}"
+    manifest = files.verify_folder(path)
+    if manifest.get("format") != FORMAT or manifest.get("step") != step:
+        raise DamagedError(f"{path} is the checkpoint of another step or format; the folder was renamed or changed.")
+    return Found(path, manifest, passed_over)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -175,13 +175,14 @@ def run_training(
             log.metrics(row)
             lines = []
             meter = _Meter()
-        if stop.signal is not None or last or state.step % schedule.checkpoint_every == 0:
+        asked = stop.signal  # read once: a signal that comes between saving and leaving waits for the next step
+        if asked is not None or last or state.step % schedule.checkpoint_every == 0:
             save(state)
-        if stop.signal is not None and not last:
+        if asked is not None and not last:
             raise InterruptedRunError(
-                f"Stopped by {signal.Signals(stop.signal).name} after step {state.step} of {schedule.total_steps}; "
+                f"Stopped by {signal.Signals(asked).name} after step {state.step} of {schedule.total_steps}; "
                 "everything is saved. Continue with --resume.",
-                stop.signal,
+                asked,
             )
         meter.waiting()
 

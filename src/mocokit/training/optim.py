@@ -27,15 +27,15 @@ class OptimConfig:
     """Epochs of linear growth from 0 to `lr`."""
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
+        if not 0 < self.lr < math.inf:
             raise ValueError(f"`lr` must be above 0. Got {self.lr}.")
         if not 0 <= self.sgd_momentum < 1:
             raise ValueError(f"`sgd_momentum` must lie in [0, 1). Got {self.sgd_momentum}.")
-        if self.weight_decay < 0:
+        if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"`weight_decay` must not be negative. Got {self.weight_decay}.")
         if self.schedule not in ("cosine", "step", "constant"):
             raise ValueError(f"`schedule` must be cosine, step or constant. Got {self.schedule!r}.")
-        if self.warmup_epochs < 0:
+        if not 0 <= self.warmup_epochs < math.inf:
             raise ValueError(f"`warmup_epochs` must not be negative. Got {self.warmup_epochs}.")
 
 

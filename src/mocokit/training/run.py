@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from mocokit.contrast.encoders import Encoder, EncoderConfig, UnknownBackboneError, build_encoder
-from mocokit.errors import DamagedError, UsageError
+from mocokit.errors import DamagedError, UsageError, is_out_of_memory
 from mocokit.training.checkpoint import Found, find_checkpoint, read_tensors
 from mocokit.training.runfolder import RunFolder, open_run
 from mocokit.training.settings import RunConfig, from_yaml
@@ -29,6 +29,11 @@ class Run:
     def path(self) -> Path:
         """The run folder."""
         return self.folder.path
+
+    @property
+    def samples(self) -> Path:
+        """The run's folder of pictures."""
+        return self.folder.samples
 
     @property
     def step(self) -> int:
@@ -63,6 +68,15 @@ def make_encoder(config: EncoderConfig, image_size: int, seed: int) -> Encoder:
         return build_encoder(config, image_size=image_size, seed=seed)
     except UnknownBackboneError as error:
         raise UsageError(str(error)) from error
+    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+        if is_out_of_memory(error):
+            raise
+        # A network that shrinks its input below one pixel, a transformer whose patches do not fit, and so on.
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"The backbone {config.backbone} can't be built for views of {image_size} px ({reason}). "
+            "Choose another --backbone or --image-size."
+        ) from error
 
 
 def pick_device(name: str) -> torch.device:

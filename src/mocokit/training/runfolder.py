@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mocokit import files
-from mocokit.errors import DataError, UsageError
+from mocokit.errors import DamagedError, UsageError
 
 MARKER = "run.json"
+CHECKPOINT_FILES = ("model.safetensors", "optim.safetensors", "state.json", files.MANIFEST)
 OWNED = (
     MARKER,
     ".lock",
@@ -33,18 +34,20 @@ OWNED = (
     "report.json",
     "moco-steps.html",
     "trace.json",
-    "cache/*",
-    "samples/*.png",
-    "checkpoints/step-*/*",
-    "checkpoints/.tmp-*/*",
-    "eval/*.json",
-    "eval/*.jsonl",
-    "eval/*.csv",
-    "eval/*.png",
+    "cache/*.u8",
+    "cache/*.u8.json",
+    "cache/execution.yaml",
+    "samples/pairs0.png",
+    "samples/neighbours.png",
+    *(f"checkpoints/{prefix}*/{name}" for prefix in ("step-", files.TEMPORARY) for name in CHECKPOINT_FILES),
+    "eval/verdict.json",
+    "eval/knn.csv",
+    "eval/ledger.jsonl",
     ".tmp-*",
     "*/.tmp-*",
 )
 """Every file a run writes, as patterns relative to the run folder. Anything else in the folder is foreign."""
+_FOLDERS = ("checkpoints", "checkpoints/step-*", f"checkpoints/{files.TEMPORARY}*", "eval", "samples")
 
 Mode = Literal["new", "resume", "overwrite"]
 
@@ -75,10 +78,43 @@ class RunFolder:
         """Pictures of what was fed."""
         return self.path / "samples"
 
+    @property
+    def began(self) -> bool:
+        """Whether a run was started here: its configuration is written, or a checkpoint is there."""
+        return self.config.exists() or next(self.checkpoints.glob("step-*"), None) is not None
+
     def status(self) -> dict[str, Any]:
-        """What status.json says, or {} before the first one is written."""
-        path = self.path / "status.json"
-        return dict(files.read_json(path)) if path.exists() else {}
+        """What status.json says, or {} when there is none that can be read."""
+        try:
+            found = files.read_json(self.path / "status.json")
+        except DamagedError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def clear(self) -> None:
+        """Remove an earlier run, but not the pixel cache, which says itself what it was made of.
+
+        Call it under the lock. The configuration goes first: interrupted, what remains is a run folder that can be
+        overwritten again but not resumed as if it were whole. Raises UsageError, before anything is removed, when a
+        file is there that no run writes.
+        """
+        _refuse_foreign(self.path)
+        files.remove_path(self.config)
+        for folder, names, file_names in os.walk(self.path, topdown=False):
+            for name in [*file_names, *names]:
+                inside = (Path(folder) / name).relative_to(self.path).as_posix()
+                if name in (".lock", MARKER) or inside.startswith("cache/"):
+                    continue
+                if _any_matches(inside, OWNED):
+                    files.remove_path(self.path / inside)
+                elif _any_matches(inside, _FOLDERS):
+                    files.remove_empty_folder(self.path / inside)
+        self.make_folders()
+
+    def make_folders(self) -> None:
+        """The folders that files are put into."""
+        for folder in (self.checkpoints, self.evaluation, self.samples):
+            files.make_folder(folder)
 
 
 def open_run(path: Path) -> RunFolder:
@@ -95,40 +131,53 @@ def open_run(path: Path) -> RunFolder:
 def claim_run(path: Path, mode: Mode) -> tuple[RunFolder, files.RunLock]:
     """Make or reopen a run folder and lock it; give the lock back with `release`.
 
-    "new": the folder must be missing or empty. "resume": it must hold a run. "overwrite": the files of an earlier
-    run are removed first; a foreign file makes it refuse before anything is removed. Raises UsageError (folder not
-    as `mode` needs it), LockedError (another process holds it), StorageError.
+    "new": the folder must be missing, empty, or left by a start that failed before anything began. "resume": it must
+    hold a run. "overwrite": it may hold a run, and no foreign file; the earlier run is still there afterwards, and
+    `RunFolder.clear` removes it once everything else is known to be right. Raises UsageError (folder not as `mode`
+    needs it), LockedError (another process holds it), StorageError.
     """
     run = RunFolder(path)
+    with files.storage_errors(path, "use"):
+        _check(run, mode)  # before anything is created in a folder that is somebody else's
+        files.make_folder(path)
+        lock = files.RunLock(path)
+        try:
+            _check(run, mode)  # again under the lock: another process may have been here in between
+            for folder in (path, run.checkpoints, run.samples):
+                files.sweep_temporaries(folder)
+            if not (path / MARKER).is_file():
+                files.write_json(path / MARKER, {"format": 1, "kind": "mocokit run"})
+            run.make_folders()
+        except BaseException:
+            lock.release()
+            raise
+    return run, lock
+
+
+def _check(run: RunFolder, mode: Mode) -> None:
+    path = run.path
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; --out needs a folder.")
-    is_run = (path / MARKER).is_file()
-    if mode == "resume" and not is_run:
+    if (path / MARKER).is_file():
+        open_run(path)
+        if mode == "new" and run.began:
+            raise UsageError(f"{path} already holds a run. Continue it with --resume or replace it with --overwrite.")
+        if mode == "overwrite":
+            _refuse_foreign(path)
+    elif mode == "resume":
         raise UsageError(f"{path} holds no run to resume. Leave out --resume to start one.")
-    if mode != "resume" and path.is_dir() and not is_run:
-        foreign = [entry.name for entry in os.scandir(path) if entry.name != ".lock"]
+    elif path.is_dir():
+        foreign = [entry.name for entry in os.scandir(path) if not _left_by_a_start(entry.name)]
         if foreign:
             raise UsageError(
-                f"{path} is not empty and holds no run of mocokit's ({sorted(foreign)[0]!r} is in it). "
-                "Choose another --out."
+                f"{path} is not empty and holds no run of mocokit's ({sorted(foreign)[0]!r} is in it), so neither "
+                "--resume nor --overwrite can use it. Choose another --out."
             )
-    if mode == "new" and is_run:
-        raise UsageError(f"{path} already holds a run. Continue it with --resume or replace it with --overwrite.")
-    files.make_folder(path)
-    lock = files.RunLock(path)
-    try:
-        if mode == "overwrite" and is_run:
-            _remove_owned(path)
-        files.sweep_temporaries(path)
-        files.sweep_temporaries(run.checkpoints)
-        if mode != "resume":
-            files.write_json(path / MARKER, {"format": 1, "kind": "mocokit run"})
-        for folder in (run.checkpoints, run.evaluation, run.samples):
-            files.make_folder(folder)
-    except BaseException:
-        lock.release()
-        raise
-    return run, lock
+
+
+def _left_by_a_start(name: str) -> bool:
+    """Whether a start that was killed before it had written its marker leaves such a file."""
+    return name == ".lock" or fnmatch.fnmatchcase(name, f"{files.TEMPORARY}????????-{MARKER}")
 
 
 def foreign_files(path: Path) -> list[str]:
@@ -139,9 +188,13 @@ def foreign_files(path: Path) -> list[str]:
         links = [name for name in names if (Path(folder) / name).is_symlink()]
         for name in [*file_names, *links]:
             inside = (relative / name).as_posix()
-            if not any(_matches(inside, pattern) for pattern in OWNED):
+            if not _any_matches(inside, OWNED):
                 found.append(inside)
     return sorted(found)
+
+
+def _any_matches(path: str, patterns: tuple[str, ...]) -> bool:
+    return any(_matches(path, pattern) for pattern in patterns)
 
 
 def _matches(path: str, pattern: str) -> bool:
@@ -149,12 +202,9 @@ def _matches(path: str, pattern: str) -> bool:
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
-def _remove_owned(path: Path) -> None:
+def _refuse_foreign(path: Path) -> None:
     if foreign := foreign_files(path):
-        raise DataError(
+        raise UsageError(
             f"--overwrite refused: {path / foreign[0]} ({len(foreign)} such file(s)) was not written by mocokit. "
             "Move it away or choose another --out."
         )
-    for entry in sorted(os.scandir(path), key=lambda e: e.name == MARKER):  # the marker last: interrupted, it is
-        if entry.name != ".lock":  # still a run folder
-            files.remove_path(Path(entry.path))

@@ -15,10 +15,12 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, TextIO
 
 from mocokit import files
+from mocokit.errors import DamagedError
 from mocokit.training.runfolder import RunFolder
 
 
@@ -50,6 +52,9 @@ class StepLine:
         )
 
 
+_STEP_KEYS = {field.name for field in fields(StepLine)}
+
+
 class RunLog:
     """The logs of one run. `lengths` goes into a checkpoint; `cut` returns to it."""
 
@@ -75,9 +80,8 @@ class RunLog:
 
     def losses_from(self, first_step: int) -> list[StepLine]:
         """The logged steps from `first_step` on."""
-        with self._loss.path.open(encoding="utf-8") as stream:
-            rows = (json.loads(text) for text in stream)
-            return [StepLine(**row) for row in rows if row["step"] >= first_step]
+        rows = _read_lines(self._loss.path, _STEP_KEYS)
+        return [StepLine(**{name: row[name] for name in _STEP_KEYS}) for row in rows if row["step"] >= first_step]
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Append one row of metrics and write results.csv again."""
@@ -97,18 +101,30 @@ class RunLog:
 
 def read_metrics(run: RunFolder) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl, oldest first."""
-    path = run.path / "metrics.jsonl"
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return _read_lines(run.path / "metrics.jsonl", {"epoch", "step"})
 
 
 def read_losses(run: RunFolder) -> list[dict[str, Any]]:
     """The lines of loss.jsonl, oldest first."""
-    path = run.path / "loss.jsonl"
+    return _read_lines(run.path / "loss.jsonl", _STEP_KEYS)
+
+
+def _read_lines(path: Path, keys: set[str]) -> list[dict[str, Any]]:
+    """The objects of a .jsonl file of ours, which have at least `keys`. Raises DamagedError naming the line."""
+    rows: list[dict[str, Any]] = []
     if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        return rows
+    with files.storage_errors(path, "read"):
+        lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DamagedError(f"Line {number} of {path} is not what mocokit wrote; the log was changed.") from error
+        if not isinstance(row, dict) or not keys <= set(row):
+            raise DamagedError(f"Line {number} of {path} is not what mocokit wrote; the log was changed.")
+        rows.append(row)
+    return rows
 
 
 def _finite(value: Any) -> Any:
@@ -153,20 +169,30 @@ class Progress:
             return
         self._next = now + self.every
         if self.live:
-            width = os.get_terminal_size(self.stream.fileno()).columns
-            self.stream.write("\r" + text[: width - 1].ljust(width - 1) + ("\n" if final else ""))
+            width = max(os.get_terminal_size(self.stream.fileno()).columns - 1, 20)  # some terminals say 0
+            self._write("\r" + text[:width].ljust(width) + ("\n" if final else ""))
             self._open = not final
         else:
-            self.stream.write(text + "\n")
-        self.stream.flush()
+            self._write(text + "\n")
 
     def say(self, text: str) -> None:
         """A line of its own, above the progress line."""
         if self.quiet:
             return
-        self.stream.write(("\n" if self._open else "") + text + "\n")
-        self.stream.flush()
+        self._write(("\n" if self._open else "") + text + "\n")
         self._open = False
+
+    def warn(self, text: str) -> None:
+        """A warning on a line of its own, said also when quiet."""
+        self._write(("\n" if self._open else "") + f"WARNING: {text}\n")
+        self._open = False
+
+    def _write(self, text: str) -> None:
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except OSError:  # whoever read it has gone (`2>&1 | head`): no reason to stop a run
+            self.quiet = True
 
 
 def duration(seconds: float) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import operator
+import reprlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, SupportsIndex, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -16,6 +19,9 @@ from mocokit.contrast.steps import ContrastConfig
 from mocokit.data.views import ViewConfig
 from mocokit.errors import DamagedError, UsageError
 from mocokit.training.optim import OptimConfig
+
+MAX_THREADS = 1024
+"""More threads than any machine has use for; asking for more is a slip."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +68,12 @@ class TrainConfig:
     """Threads that make views ahead of the step."""
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("batch_size", 2), ("checkpoint_every", 1), ("eval_every", 1), ("workers", 0)):
+        for name, low in (("epochs", 1), ("batch_size", 2), ("checkpoint_every", 1), ("eval_every", 1)):
             value = getattr(self, name)
             if value < low:
                 raise UsageError(f"`{name}` must be at least {low}. Got {value}.")
+        if not 0 <= self.workers <= MAX_THREADS:
+            raise UsageError(f"`workers` must lie in [0, {MAX_THREADS}]. Got {self.workers}.")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"`seed` must lie in [0, 2^63). Got {self.seed}.")
 
@@ -86,8 +94,8 @@ class ExecutionConfig:
     """What was timed, where something was."""
 
     def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"`threads` must be at least 1. Got {self.threads}.")
+        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
+            raise UsageError(f"`threads` must lie in [1, {MAX_THREADS}]. Got {self.threads}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +139,7 @@ SECTIONS: dict[str, type] = {
 """The sections of a configuration, in the order they are written."""
 
 
+MAX_CONFIG_BYTES = 1_000_000
 MISFIT = object()
 """What `fit` returns for a value that is not of the type."""
 
@@ -156,12 +165,50 @@ def fit(value: Any, hint: Any) -> Any:
         return MISFIT if MISFIT in fitted_parts else tuple(fitted_parts)
     if hint is float and not isinstance(value, bool):
         try:
-            return float(value)
-        except (TypeError, ValueError):
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
             return MISFIT
-    if hint is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
+        return number if math.isfinite(number) else MISFIT
+    if hint is int and isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        return operator.index(value)
     return value if hint in (bool, str) and isinstance(value, hint) else MISFIT
+
+
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxstring, _short.maxother = 2, 80, 80
+
+
+def shown(value: Any) -> str:
+    """A value for an error message. Cut short: a few lines of YAML can describe an endless one."""
+    return _short.repr(value)
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """PyYAML's safe loader, but a key that stands there twice is an error, where it would take the last one silently.
+
+    So are merge keys (`<<`), with which a small file can describe an endless one.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping's keys and values."""
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key in keys:
+            if key == "<<" or keys.count(key) > 1:
+                what = "merges another mapping" if key == "<<" else f"has the key '{key}' twice"
+                raise yaml.constructor.ConstructorError(None, None, f"this mapping {what}", node.start_mark)
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        return made
+
+
+def load_yaml(path: Path) -> Any:
+    """The plain values of a small YAML file. Raises OSError, yaml.YAMLError, ValueError, RecursionError."""
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise ValueError(f"it is larger than {MAX_CONFIG_BYTES:,} bytes")
+    loader = _Loader(path.read_text("utf-8"))
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def spell(hint: Any) -> str:
@@ -184,7 +231,7 @@ def to_yaml(config: RunConfig) -> str:
 def from_yaml(path: Path) -> RunConfig:
     """Read a run's config.yaml back. Raises DamagedError when it is not what `to_yaml` writes."""
     try:
-        loaded = yaml.safe_load(path.read_text("utf-8"))
+        loaded = load_yaml(path)
         sections = {}
         for section, kind in SECTIONS.items():
             values = dict(loaded[section])
@@ -197,6 +244,6 @@ def from_yaml(path: Path) -> RunConfig:
             sections[section] = kind(**fitted)
         return RunConfig(recipe=str(loaded["recipe"]), **sections)
     except OSError as error:
-        raise DamagedError(f"Could not read {path}: {error.strerror}. The run folder is incomplete.") from error
+        raise DamagedError(f"Could not read {path}: {error.strerror}. The run folder is damaged.") from error
     except (yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError, UsageError) as error:
         raise DamagedError(f"{path} is not a run's configuration; it was changed or cut ({error}).") from error

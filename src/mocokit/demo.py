@@ -1,0 +1,170 @@
+"""`mocokit demo`: the whole path on built-in data, with nothing staged.
+
+Training runs as a child process that is killed with SIGKILL in the middle and then resumed; a second, uninterrupted
+run says whether that changed anything. The figures printed are those of this run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mocokit import api, files
+from mocokit.errors import MocokitError
+from mocokit.evaluation.baselines import PIXELS, RANDOM_INIT, RANDOM_INIT_FLATTENED
+from mocokit.evaluation.features import extract
+from mocokit.evaluation.frozen import RANDOM_SEED, FrozenResult
+from mocokit.evaluation.knn import nearest
+from mocokit.evaluation.labelled import LabelledData, open_labelled
+from mocokit.evaluation.verdict import verdict_line
+from mocokit.reporting import plots
+from mocokit.training.run import Run, load_run, make_encoder
+from mocokit.training.runlog import duration
+
+DATA = "moved-digits"
+QUERIES, NEIGHBOURS = 8, 6
+
+
+def run_demo(out: Path, *, seed: int = 0, overwrite: bool = False) -> None:
+    """Train, get killed, resume, compare, evaluate, draw; print where everything lies."""
+    began = time.perf_counter()
+    reference = out.with_name(f"{out.name}-uninterrupted")
+    _say("1. Pretraining without labels on 1,100 handwritten digits, moved, turned and zoomed on a 24-px canvas.")
+    killed_at = _train_and_kill(out, seed, overwrite)
+    print(f"   Killed with SIGKILL after step {killed_at}. Resuming it from its last checkpoint:", flush=True)
+    run = api.pretrain(DATA, out, resume=True, monitor=DATA, seed=seed)
+    _say("2. The same run once more, never interrupted, to see whether the kill changed anything.")
+    api.pretrain(DATA, reference, overwrite=overwrite, seed=seed, quiet=True, config_file=_same_execution(run))
+    _compare(run, load_run(reference))
+    _say("3. Frozen evaluation: 10 labels per class, 20 draws, on 500 digits that no training has seen.")
+    result = api.evaluate(run, DATA, quiet=True)
+    _print_table(result)
+    control = api.evaluate(run, DATA, shuffle_labels=True, quiet=True)
+    print(
+        f"   Control: with shuffled labels kNN reads {100 * control.verdict.score:.1f} % "
+        f"[{100 * control.verdict.score_ci95[0]:.1f}, {100 * control.verdict.score_ci95[1]:.1f}]; chance is about 10 %."
+    )
+    print(f"   {verdict_line(result.verdict)}")
+    _neighbours(run)
+    _say(f"4. What lies where (the tour took {duration(time.perf_counter() - began)}):")
+    for name, what in (
+        ("results.png", "loss against its chance line; kNN on the validation digits over time"),
+        ("samples/pairs0.png", "the two views of each digit that were really fed"),
+        ("samples/neighbours.png", "nearest neighbours before and after training, failures crossed out"),
+        ("eval/verdict.json", "every score with its interval"),
+        ("config.yaml, loss.jsonl", "what was run, and every loss"),
+        (f"checkpoints/step-{run.step}", "the encoder, the queue, the optimiser"),
+    ):
+        print(f"   {out / name.split(', ')[0]}  {what}")
+    _say("The same with your own pictures:")
+    print("   mocokit pretrain PHOTOS/ --out runs/photos          # any folder of images, no labels needed")
+    print("   mocokit pretrain PHOTOS/ --out runs/photos --resume # after an interruption")
+    print("   mocokit evaluate runs/photos --labelled LABELLED/   # one sub-folder per class")
+
+
+def _say(text: str) -> None:
+    print(f"\n{text}", flush=True)
+
+
+def _train_and_kill(out: Path, seed: int, overwrite: bool) -> int:
+    """Start the run as a child process, kill it in the middle; returns the steps it had logged by then."""
+    command = [sys.executable, "-m", "mocokit", "pretrain", DATA, "--out", str(out), "--monitor", DATA]
+    command += ["--seed", str(seed), *(["--overwrite"] if overwrite else [])]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    log, status = out / "loss.jsonl", out / "status.json"
+    started = time.time()
+    while child.poll() is None:
+        time.sleep(0.05)
+        if not (status.exists() and log.exists()) or status.stat().st_mtime < started:
+            continue
+        total = int(files.read_json(status)["total_steps"])
+        done = log.read_bytes().count(b"\n")
+        if total and done > total // 2:
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            return done
+    raise MocokitError(f"The training process ended early with exit code {child.returncode}; its message is above.")
+
+
+def _same_execution(run: Run) -> Path:
+    """The first run's timed choices (precision, layout, threads), so that both runs compute alike."""
+    execution = run.config.execution
+    text = f"execution:\n  precision: {execution.precision}\n  layout: {execution.layout}\n  threads: {execution.threads}\n"
+    path = run.path / "cache" / "execution.yaml"
+    files.make_folder(path.parent)
+    files.write_text(path, text)
+    return path
+
+
+def _compare(killed: Run, whole: Run) -> None:
+    names = ("model.safetensors", "optim.safetensors", "state.json")
+    differing = [
+        n for n in names if files.sha256_file(killed.found.path / n) != files.sha256_file(whole.found.path / n)
+    ]
+    logs = [files.sha256_file(run.path / "loss.jsonl") for run in (killed, whole)]
+    if differing or logs[0] != logs[1]:
+        raise MocokitError(f"Killed and uninterrupted run differ in {', '.join(differing) or 'loss.jsonl'}: a bug.")
+    joined = "".join(files.sha256_file(killed.found.path / n) for n in names) + logs[0]
+    digest = hashlib.sha256(joined.encode()).hexdigest()
+    print("   Weights, queue, pointer, optimiser and all losses are identical to the last byte:")
+    print(f"   SHA-256 {digest[:32]}... of both runs.")
+
+
+def _print_table(result: FrozenResult) -> None:
+    rows = [
+        ("pixels", PIXELS),
+        ("random init", max((RANDOM_INIT, RANDOM_INIT_FLATTENED), key=lambda n: result.scores[n].mean)),
+        ("MoCo h (backbone)", "h"),
+        ("MoCo z (head)", "z"),
+    ]
+    print(f"   {'':<20}kNN accuracy, %   95 % interval")
+    for label, name in rows:
+        one = result.scores[name]
+        print(f"   {label:<20}{100 * one.mean:13.1f}     [{100 * one.low:.1f}, {100 * one.high:.1f}]")
+    best = max(rows, key=lambda row: result.scores[row[1]].mean)
+    others = max((row for row in rows[:2]), key=lambda row: result.scores[row[1]].mean)
+    gain = 100 * (result.scores[best[1]].mean - result.scores[others[1]].mean)
+    if best in rows[:2]:
+        print(f"   {best[0]} read the digits best: training did not help here.")
+    else:
+        print(f"   {best[0]} read the digits best, {gain:.1f} points above {others[0]}, the strongest baseline.")
+
+
+def _neighbours(run: Run) -> None:
+    """samples/neighbours.png: the same test digits searched by random and by trained weights."""
+    data = open_labelled(DATA, size=run.config.views.size)
+    config = run.config
+    before = make_encoder(config.encoder, config.views.size, RANDOM_SEED).eval()
+    panels = [_panel(name, encoder, data, run) for name, encoder in (("before", before), ("after", run.encoder()))]
+    figure = plots.neighbours_figure(panels, title="Nearest neighbours among the test digits, by h", columns=NEIGHBOURS)
+    plots.save_figure(figure, run.samples / "neighbours.png")
+
+
+def _panel(
+    name: str, encoder: torch.nn.Module, data: LabelledData, run: Run
+) -> tuple[str, npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+    rows = data.split.test
+    views = run.config.views
+    h = extract(encoder, data.store, rows, size=views.size, mean=views.mean, std=views.std).h  # type: ignore[arg-type]
+    queries = np.linspace(0, len(rows) - 1, QUERIES).astype(int)  # evenly spaced, not chosen
+    found = _others(F.normalize(h, dim=1), queries)
+    pictures = data.store.pixels[rows].transpose(0, 2, 3, 1)
+    labels = data.index.labels[rows]
+    return name, pictures[queries], pictures[found], labels[found] == labels[queries][:, None]
+
+
+def _others(h: Tensor, queries: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Each query's nearest rows, itself left out: int64 [Q, NEIGHBOURS]."""
+    _, found = nearest(h, h[queries], NEIGHBOURS + 1)
+    kept = [[row for row in line if row != query][:NEIGHBOURS] for line, query in zip(found, queries, strict=True)]
+    return np.array(kept, np.int64)

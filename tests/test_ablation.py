@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from mocokit import files
+from mocokit.errors import UsageError
+from mocokit.studies.ablation import Plan, _holm, read_plan, run_plan, study_table
+
+PLAN: dict[str, Any] = {
+    "name": "momentum",
+    "data": "moved-digits",
+    "labelled": "moved-digits",
+    "base": {"recipe": "digits", "train": {"epochs": 2}},
+    "factor": "contrast.m",
+    "values": [0.5, 0.9, 0.99],
+    "baseline": 0.9,
+    "seeds": [0, 1, 2],
+}
+
+
+def write(folder: Path, plan: Mapping[str, Any]) -> Path:
+    path = folder / "plan.yaml"
+    path.write_text(yaml.safe_dump(dict(plan)))
+    return path
+
+
+class Recorder:
+    """Stands where training and judging are handed in; a run's accuracy is 0.5 + m / 10 with a seed's own offset."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.trained: list[tuple[float, int]] = []
+        self.fail_at = fail_at
+
+    def train(self, config: Mapping[str, Any], data: str, folder: Path) -> None:
+        assert data == "moved-digits"
+        if self.fail_at is not None and len(self.trained) == self.fail_at:
+            raise KeyboardInterrupt
+        assert config["recipe"] == "digits"
+        assert config["train"]["epochs"] == 2
+        self.trained.append((config["contrast"]["m"], config["train"]["seed"]))
+        folder.mkdir()
+        (folder / "config.txt").write_text(f"{config['contrast']['m']} {config['train']['seed']}")
+
+    def score(self, folder: Path, labelled: str, plan: Plan) -> np.ndarray[Any, np.dtype[np.float64]]:
+        m, seed = (folder / "config.txt").read_text().split()
+        images = np.random.default_rng(7).random(400)  # an image is as easy in every cell
+        noise = np.random.default_rng(int(seed) + 10).random(400)
+        return ((images + 0.3 * noise) / 1.3 < 0.4 + float(m) / 4).astype(np.float64)
+
+
+def test_a_plan_is_registered_first_and_carried_out_once(tmp_path: Path) -> None:
+    plan = read_plan(write(tmp_path, PLAN))
+    out = tmp_path / "study"
+    stopped = Recorder(fail_at=4)
+    with pytest.raises(KeyboardInterrupt):
+        run_plan(plan, out, train=stopped.train, score=stopped.score, say=print)
+    assert files.read_json(out / "plan.json")["sha256"] == plan.digest
+    assert stopped.trained == [(0.5, 0), (0.9, 0), (0.99, 0), (0.5, 1)]
+    going_on = Recorder()
+    study = run_plan(plan, out, train=going_on.train, score=going_on.score, say=print)
+    assert going_on.trained == [(0.9, 1), (0.99, 1), (0.5, 2), (0.9, 2), (0.99, 2)]
+    scores = {cell.value[0]: cell.score.mean for cell in study.cells}
+    assert scores[0.5] < scores[0.9] < scores[0.99]
+    low = next(cell for cell in study.cells if cell.value == (0.5,))
+    assert low.difference is not None
+    assert low.difference.mean == pytest.approx(scores[0.5] - scores[0.9])
+    assert low.difference.high < 0
+    assert low.p_holm is not None
+    assert low.p_holm < 0.05
+    assert next(cell for cell in study.cells if cell.value == (0.9,)).difference is None
+    text = study_table(study)
+    assert "baseline" in text
+    assert plan.digest[:16] in text
+    nothing = Recorder(fail_at=0)
+    assert run_plan(plan, out, train=nothing.train, score=nothing.score, say=print).to_dict() == study.to_dict()
+
+
+def test_a_registered_plan_is_not_changed(tmp_path: Path) -> None:
+    recorder = Recorder()
+    run_plan(read_plan(write(tmp_path, PLAN)), tmp_path / "s", train=recorder.train, score=recorder.score, say=print)
+    other = read_plan(write(tmp_path, {**PLAN, "seeds": [0, 1]}))
+    with pytest.raises(UsageError, match="another plan"):
+        run_plan(other, tmp_path / "s", train=recorder.train, score=recorder.score, say=print)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"factors": {"contrast.m": [0, 1], "contrast.K": [4, 8]}, "factor": None}, "factorial: true"),
+        ({"values": [0.5]}, "at least two values"),
+        ({"factor": "momentum"}, "SECTION.KEY"),
+        ({"seeds": [1, 1]}, "different whole numbers"),
+        ({"metric": "linear"}, "h, z, key-h or key-z"),
+        ({"baseline": 0.7}, "not among the values"),
+        ({"labels_per_class": 0}, "whole number or all"),
+        ({"base": {"contrast": {"m": 0.9}}}, "both set the same"),
+        ({"base": {"train": {"seed": 3}}}, "no effect"),
+        ({"sedes": [1]}, "Did you mean 'seeds'"),
+    ],
+)
+def test_bad_plans_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    changed = {key: value for key, value in {**PLAN, **change}.items() if value is not None}
+    with pytest.raises(UsageError, match=words):
+        read_plan(write(tmp_path, changed))
+
+
+def test_a_factorial_plan_says_so(tmp_path: Path) -> None:
+    factors = {"contrast.m": [0.5, 0.9], "train.batch_size": [32, 64]}
+    plan_text = {k: v for k, v in PLAN.items() if k not in ("factor", "values", "baseline")}
+    plan = read_plan(write(tmp_path, {**plan_text, "factors": factors, "factorial": True}))
+    assert plan.cells() == [(0.5, 32), (0.5, 64), (0.9, 32), (0.9, 64)]
+    assert plan.baseline == (0.5, 32)
+
+
+def test_holm_by_hand() -> None:
+    assert _holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert _holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    assert _holm([]) == []
