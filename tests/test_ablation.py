@@ -122,3 +122,31 @@ def test_holm_by_hand() -> None:
     assert _holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert _holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
     assert _holm([]) == []
+
+
+SHIPPED = sorted((Path(__file__).parent.parent / "examples" / "plans").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
+def test_shipped_plans_are_valid_down_to_every_cell(path: Path, tmp_path: Path) -> None:
+    from mocokit import api
+    from mocokit.studies.ablation import _with
+
+    plan = read_plan(path)
+    for number, cell in enumerate(plan.cells()):
+        settings = tmp_path / f"{number}.yaml"
+        settings.write_text(yaml.safe_dump(_with(plan, cell, plan.seeds[0])))
+        _, config = api._configure(plan.data, api.PretrainOptions(), api._read_config(settings))
+        for key, value in zip(plan.factors, cell, strict=True):
+            section, name = key.split(".")
+            assert getattr(getattr(config, section), name) == value
+
+
+@pytest.mark.slow
+def test_the_verb_carries_out_a_plan(tmp_path: Path) -> None:
+    import mocokit
+
+    study = mocokit.ablate(SHIPPED[0].parent / "smoke.yaml", tmp_path / "study", quiet=True)
+    assert [cell.value for cell in study.cells] == [(0.9,), (0.99,)]
+    assert all(0 < cell.score.mean < 1 for cell in study.cells)
+    assert (tmp_path / "study" / "results.json").exists()

@@ -157,7 +157,8 @@ def other_values(name: str, value: Any, hint: Any) -> list[Any]:
         if get_origin(kind) is Literal:
             found += get_args(kind)
         else:
-            found += {bool: [True, False], int: [4, 37], float: [0.0625], str: ["other"]}.get(kind, [])
+            usual: dict[Any, list[Any]] = {bool: [True, False], int: [4, 37], float: [0.0625], str: ["other"]}
+            found += usual.get(kind, [])
     return [new for new in found if new != value]
 
 

@@ -219,3 +219,20 @@ def test_a_full_disk_is_a_storage_error_and_nothing_half_remains(tmp_path: Path)
             shard["name"] for shard in json.loads((disk / "out" / "index.json").read_text())["shards"]
         )
         assert not [name for name in left if name.startswith(".tmp-")]
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from mocokit.cli import main
+
+    folder = photo_folder(tmp_path / "in", 6)
+    words = ["pack", str(folder), "--out", str(tmp_path / "out"), "--max-side", "32", "--json"]
+    assert main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["samples"], told["shards"], told["skipped"]) == (6, 1, 0)
+    packed = open_source(tmp_path / "out")
+    assert max(max(packed.read(row).shape[:2]) for row in range(6)) == 32
+    assert packed.index.ids.tolist() == open_source(folder).index.ids.tolist()
+    assert main([*words[:-1], "--quality", "80"]) == 2
+    assert "quality 92 there, 80 now" in capsys.readouterr().err
+    assert main(["pack", str(tmp_path / "out"), "--out", str(tmp_path / "again"), "-q"]) == 0  # shards are a source too
+    same(open_source(tmp_path / "again"), packed)

@@ -54,7 +54,7 @@ def test_a_missing_package_names_the_install_line(name: str, tmp_path: Path) -> 
 
 
 def test_nothing_is_imported_until_it_is_asked_for() -> None:
-    code = "import mocokit.training.trackers, sys; print([n for n in ('tensorboard', 'wandb', 'mlflow') if n in sys.modules])"
+    code = f"import mocokit.training.trackers, sys; print([name for name in {TRACKERS} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

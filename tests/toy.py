@@ -17,6 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mocokit import files
+from mocokit.errors import DamagedError
 from tests.crash import harness
 
 OPTIONS: dict[str, Any] = {
@@ -84,7 +85,7 @@ def verified_steps(folder: Path) -> list[int]:
     """The steps of the checkpoints in `folder` that verify, ascending."""
     found = []
     for path in folder.glob("step-*"):
-        with contextlib.suppress(files.DamagedError):
+        with contextlib.suppress(DamagedError):
             files.verify_folder(path)
             found.append(int(path.name.removeprefix("step-")))
     return sorted(found)

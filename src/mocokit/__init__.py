@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mocokit.api import Plan, doctor, evaluate, lab, load_run, plan, pretrain
+    from mocokit.api import Plan, ablate, doctor, evaluate, lab, load_run, pack, plan, pretrain
     from mocokit.contrast.encoders import Encoder, EncoderConfig, EncoderPair, build_encoder
     from mocokit.contrast.key_queue import KeyQueue, Keys
     from mocokit.contrast.losses import info_nce, same_source
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
-    "mocokit.api": ("Plan", "doctor", "evaluate", "lab", "load_run", "plan", "pretrain"),
+    "mocokit.api": ("Plan", "ablate", "doctor", "evaluate", "lab", "load_run", "pack", "plan", "pretrain"),
     "mocokit.contrast.encoders": ("Encoder", "EncoderConfig", "EncoderPair", "build_encoder"),
     "mocokit.contrast.key_queue": ("KeyQueue", "Keys"),
     "mocokit.contrast.losses": ("info_nce", "same_source"),

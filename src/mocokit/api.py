@@ -12,13 +12,15 @@ import importlib.util
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+import yaml
 from torch import Tensor
 
 from mocokit import config as configuration
@@ -26,6 +28,8 @@ from mocokit import files
 from mocokit.contrast.encoders import EncoderPair
 from mocokit.contrast.key_queue import KeyQueue
 from mocokit.data.loader import BatchLoader, BatchPlan
+from mocokit.data.packing import Packed
+from mocokit.data.packing import pack as pack_source
 from mocokit.data.pixels import PixelStore, build_pixel_store, side_for, write_skipped
 from mocokit.data.sources import ImageSource, open_source
 from mocokit.errors import (
@@ -63,6 +67,7 @@ from mocokit.training.runfolder import RunFolder, claim_run
 from mocokit.training.settings import ExecutionConfig, RunConfig, from_yaml, to_yaml
 
 if TYPE_CHECKING:
+    from mocokit.studies.ablation import Study
     from mocokit.studies.labs import LabResult
 
 # ------------------------------------------------------------------------------------------------ pretrain
@@ -342,6 +347,10 @@ def _pretrain(
         encoder,
         Execution(threads=execution.threads or 1, precision=execution.precision, layout=execution.layout),  # type: ignore[arg-type]
     )
+    try:
+        encoder.normalise_in_groups_(config.contrast.bn_groups)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     pair = EncoderPair(encoder)
     queue = KeyQueue(config.contrast.K, config.encoder.dim, device)
     if config.contrast.queue_init == "random":
@@ -641,6 +650,78 @@ def lab(
     return run_lab(number, folder, seeds=seeds, overwrite=overwrite, say=progress.say)
 
 
+# ------------------------------------------------------------------------------------------------ ablations
+
+
+def ablate(plan_file: str | Path, out: str | Path, *, quiet: bool = False) -> Study:
+    """Carry out a pre-registered study of one factor; the plan's form is described in `studies.ablation`.
+
+    The plan's hash and the time are written before the first run. An interrupted study goes on where it was; each
+    cell's test split is read once. Raises UsageError for a plan that varies more than it says, or another plan in
+    `out`; what `pretrain` and `evaluate` raise.
+    """
+    from mocokit.studies.ablation import Plan as StudyPlan
+    from mocokit.studies.ablation import read_plan, run_plan
+
+    progress = runlog.Progress(quiet=quiet)
+
+    def train(settings: Mapping[str, Any], data: str, folder: Path) -> None:
+        if (folder / "run.json").exists():
+            pretrain(data, folder, resume=True, quiet=True)
+            return
+        path = folder.with_name(f"{folder.name}.yaml")
+        files.write_text(path, yaml.safe_dump(dict(settings), sort_keys=False))
+        pretrain(data, folder, config_file=path, quiet=True)
+
+    def score(folder: Path, labelled: str, study: StudyPlan) -> npt.NDArray[np.float64]:
+        budget = "all" if study.labels_per_class is None else study.labels_per_class
+        result = evaluate(
+            folder, labelled, labels_per_class=budget, draws=study.draws, readout=study.metric, quiet=True
+        )
+        per_image: npt.NDArray[np.float64] = result.correct[study.metric].mean(0)
+        return per_image
+
+    return run_plan(read_plan(Path(plan_file)), Path(out), train=train, score=score, say=progress.say)
+
+
+# ---------------------------------------------------------------------------------------------------- pack
+
+
+def pack(
+    data: str | Path,
+    out: str | Path,
+    *,
+    max_side: int | None = None,
+    shard_mb: int = 256,
+    quality: int = 92,
+    split: str | None = None,
+    label_column: str | None = None,
+    group_column: str | None = None,
+    max_bad: float = 0.01,
+    quiet: bool = False,
+) -> Packed:
+    """Write images of any source as tar shards in the WebDataset layout into the folder `out`.
+
+    max_side: shrink pictures whose longer side is above this many pixels; the others keep their own bytes. shard_mb:
+    size at which a shard is closed, in MB. quality: of JPEGs made from shrunk photographs, 1 to 95. Ids, labels, groups
+    and splits stay as they are in `data`. An interrupted packing goes on where it stopped. Raises as `open_source` and
+    `mocokit.data.packing.pack` do.
+    """
+    progress = runlog.Progress(quiet=quiet)
+    source = open_source(data, split=split, label_column=label_column, group_column=group_column)
+    for line in source.report.lines():
+        progress.say(line)
+    return pack_source(
+        source,
+        Path(out),
+        max_side=max_side,
+        shard_bytes=shard_mb * 10**6,
+        quality=quality,
+        max_bad=max_bad,
+        progress=lambda done, total: progress.show(f"packing images  {done}/{total}", final=done == total),
+    )
+
+
 # -------------------------------------------------------------------------------------------------- doctor
 
 
@@ -669,4 +750,16 @@ def _extra(module: str) -> str:
     return "installed" if importlib.util.find_spec(module) else "not installed"
 
 
-__all__ = ["Plan", "Run", "doctor", "evaluate", "lab", "load_run", "plan", "pretrain", "table_and_verdict"]
+__all__ = [
+    "Plan",
+    "Run",
+    "ablate",
+    "doctor",
+    "evaluate",
+    "lab",
+    "load_run",
+    "pack",
+    "plan",
+    "pretrain",
+    "table_and_verdict",
+]

@@ -215,6 +215,39 @@ def evaluate(
 
 
 @app.command
+def ablate(
+    plan: Annotated[Path, Parameter(group=_REQUIRED)],
+    /,
+    *,
+    out: Annotated[Path, Parameter(group=_REQUIRED)],
+    json: Annotated[bool, _Flag] = False,
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), group=_OUTPUT)] = False,
+) -> None:
+    """Vary one factor, with a plan that is hashed and dated before the first run.
+
+    Examples:
+
+        mocokit ablate examples/plans/momentum.yaml --out runs/momentum
+
+    Parameters
+    ----------
+    plan
+        A YAML plan: base configuration, one factor and its values, seeds, metric.
+    out
+        Folder for the registered plan, the runs and the results; calling again goes on where it was.
+    json
+        Print the results as JSON.
+    quiet
+        No progress on stderr.
+    """
+    from mocokit import api
+    from mocokit.studies.ablation import study_table
+
+    study = api.ablate(plan, out, quiet=quiet)
+    print(files.to_json(study.to_dict()) if json else study_table(study), end="")
+
+
+@app.command
 def demo(
     *,
     out: Annotated[Path, Parameter(group=_OUTPUT)] = Path("runs/demo"),
@@ -281,6 +314,79 @@ def lab(
     print(files.to_json(result.to_dict()) if json else result.text(), end="")
     if not (json or quiet):
         print(f"\nEverything is in {result.path}.")
+
+
+@app.command
+def pack(
+    data: Annotated[str, Parameter(group=_REQUIRED)],
+    /,
+    *,
+    out: Annotated[Path, Parameter(group=_REQUIRED)],
+    max_side: Annotated[int | None, Parameter(group="Shards")] = None,
+    quality: Annotated[int, Parameter(group="Shards")] = 92,
+    shard_mb: Annotated[int, Parameter(group="Shards")] = 256,
+    split: Annotated[str | None, Parameter(group="Data")] = None,
+    label_column: Annotated[str | None, Parameter(group="Data")] = None,
+    group_column: Annotated[str | None, Parameter(group="Data")] = None,
+    max_bad: Annotated[float, Parameter(group="Data")] = 0.01,
+    json: Annotated[bool, _Flag] = False,
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), group=_OUTPUT)] = False,
+) -> None:
+    """Write images as tar shards: a few large files in place of many small ones.
+
+    Interrupted, it goes on where it stopped when the same command is given again.
+
+    Examples:
+
+        mocokit pack photos/ --out shards/
+        mocokit pack data.parquet --out shards/ --max-side 256
+
+    Parameters
+    ----------
+    data
+        A folder of images, a .csv / .txt list, .parquet, .npz, tar shards, or the name of a built-in set.
+    out
+        The folder of shards: new, empty, or an interrupted packing of the same data.
+    max_side
+        Shrink images whose longer side is above this many pixels. Default: every image keeps its own bytes.
+    quality
+        Quality of the JPEGs made from shrunk photographs, 1 to 95.
+    shard_mb
+        Size at which a shard is closed, in MB.
+    split
+        Only this split.
+    label_column
+        Column of a table that holds the label.
+    group_column
+        Column that holds the group (patient, product).
+    max_bad
+        Share of unreadable images above which it stops. They are named in skipped.jsonl.
+    json
+        Print the result as JSON.
+    quiet
+        No progress on stderr.
+    """
+    from mocokit import api
+
+    done = api.pack(
+        data,
+        out,
+        max_side=max_side,
+        shard_mb=shard_mb,
+        quality=quality,
+        split=split,
+        label_column=label_column,
+        group_column=group_column,
+        max_bad=max_bad,
+        quiet=quiet,
+    )
+    if json:
+        facts = {"shards": done.shards, "samples": done.samples, "skipped": done.skipped, "bytes": done.nbytes}
+        print(files.to_json({"out": str(out)} | facts), end="")
+    elif not quiet:
+        kept = f", {done.kept} of them kept from before" if done.kept else ""
+        print(f"Done: {out}: {done.samples} images in {done.shards} shards{kept}; {done.skipped} unreadable.")
+        print(f"Next: mocokit pretrain {out} --out RUN")
 
 
 @app.command
@@ -355,5 +461,6 @@ def _complain(message: str, hint: str = "") -> None:
 
 
 def _help_hint(words: list[str]) -> str:
-    command = words[0] if words and words[0] in ("pretrain", "evaluate", "lab", "demo", "doctor") else ""
+    known = ("pretrain", "evaluate", "lab", "ablate", "demo", "pack", "doctor")
+    command = words[0] if words and words[0] in known else ""
     return f"See `mocokit {command + ' ' if command else ''}--help`."

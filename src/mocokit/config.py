@@ -282,7 +282,21 @@ def assemble(
     explicit = {(section, key) for section, values in changes.items() for key in values}
     sections = {section: _rebuild(current, changes[section]) for section, current in sections.items()}
     _fit_to_data(sections, explicit, name, images, size)
+    _check_method(sections)
     return RunConfig(recipe=name, **sections)
+
+
+def _check_method(sections: Mapping[str, Any]) -> None:
+    contrast: ContrastConfig = sections["contrast"]
+    if contrast.method != "moco":
+        raise UsageError(
+            f"`pretrain` trains moco (v1 and v2). The step of {contrast.method} is there to be called from Python "
+            "(mocokit.contrast.steps), but no run of it can be started yet. Use `method: moco`."
+        )
+    try:
+        contrast.check(sections["encoder"], sections["train"].batch_size)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _first(*choices: Any) -> Any:

@@ -99,7 +99,9 @@ def _train_and_kill(out: Path, seed: int, overwrite: bool) -> int:
 def _same_execution(run: Run) -> Path:
     """The first run's timed choices (precision, layout, threads), so that both runs compute alike."""
     execution = run.config.execution
-    text = f"execution:\n  precision: {execution.precision}\n  layout: {execution.layout}\n  threads: {execution.threads}\n"
+    text = (
+        f"execution: {{precision: {execution.precision}, layout: {execution.layout}, threads: {execution.threads}}}\n"
+    )
     path = run.path / "cache" / "execution.yaml"
     files.make_folder(path.parent)
     files.write_text(path, text)

@@ -26,9 +26,9 @@ BINS = 40
 COLLAPSED_RANK, COLLAPSED_SPREAD = 7.0, 0.33
 """A run is called collapsed only where effective rank and spread of z are both below these, twice running.
 
-Measured within 200 steps, 64 to 128 probe images: planted collapses (m = 0; BYOL without predictor; digits, shapes,
-CIFAR-10) reached ranks of 1.1 to 5.9 and spreads of 0.01 to 0.26, healthy runs had at least 7.2 and 0.42. Random weights
-of eight backbones had ranks from 15 up, whatever their spread.
+Measured within 200 steps on 128 images of digits, shapes and CIFAR-10: planted collapses (m = 0; BYOL without
+predictor) came to ranks of 1.1 to 5.9 and spreads of 0.01 to 0.26, healthy runs stayed above 7.2 and 0.42. Random
+weights of eight backbones had ranks from 15 up, whatever their spread.
 """
 STALE = 0.5
 """Keys are called stale where the oldest ones' cosine with the same views encoded now is below this."""
@@ -49,8 +49,11 @@ def spread(x_ND: Tensor) -> float:
 def effective_rank(x_ND: Tensor) -> float:
     """RankMe (Garrido et al. 2023, equation 1): exp of the entropy of the singular values' shares. 1 .. min(N, D).
 
-    Not centred, as there: rows that all point nearly the same way have rank 1 whatever their small differences are.
+    Not centred, as there: rows that all point nearly the same way have rank 1 whatever their small differences are. NaN
+    where a value is not finite.
     """
+    if not bool(torch.isfinite(x_ND).all()):
+        return math.nan
     values = torch.linalg.svdvals(x_ND.double())
     shares = values / values.sum().clamp_min(torch.finfo(torch.float64).tiny) + 1e-7
     return float(torch.exp(-(shares * shares.log()).sum()))
@@ -142,7 +145,8 @@ class HealthProbe:
 
     A measurement is two forward passes without gradient (three the first time), and one or two more before it where
     keys live for less than `every` steps. The probe's earlier keys, at most 16 sets, are no part of a checkpoint: after
-    a resume, their ages are counted anew.
+    a resume, their ages are counted anew. With several processes one of them may measure, unless batch norm is SyncBN:
+    then all must.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,6 +30,7 @@ from mocokit.training.run import Run, Which, make_encoder
 
 FEW_LABEL_K = (1, 3, 5, 10, 20)
 ALL_LABEL_K = 200
+Floats = npt.NDArray[np.float64]
 READOUTS = ("h", "z", "key-h", "key-z")
 SHUFFLE_SEED = 1
 RANDOM_SEED = 1_000_003  # first seed of the random-weights baselines, away from the seeds that runs use
@@ -77,6 +79,8 @@ class FrozenResult:
     chance: float
     test_readings: int
     pretraining: str
+    correct: dict[str, Floats]
+    """How right each method is on each test image: name -> [R, I] in 0..1; R as in `crossing.evaluate_features`."""
     counterfactual: dict[str, dict[str, Counterfactual]] = field(default_factory=dict)
     """By change: `before` and `after` training; empty when none was asked for."""
 
@@ -120,7 +124,7 @@ def evaluate_frozen(
     for run, ledger in zip(runs, ledgers, strict=True):
         n = len(data.split.test)
         ledger.record(split="test", purpose="frozen evaluation", plan=name, n=n, step=run.step)
-    # Nothing is chosen on the validation split here (k is fixed, or chosen inside a label draw), so its labels serve too.
+    # Nothing is chosen on the validation split here (k is fixed, or chosen inside a draw), so its labels serve too.
     bank, test = np.sort(np.concatenate([data.split.train, data.split.val])), data.split.test
     rows = np.concatenate([bank, test])
     cut = len(bank)
@@ -202,6 +206,7 @@ def evaluate_frozen(
         chance=float(counts.max() / counts.sum()) if plan.shuffle_labels else 1.0 / int((counts > 0).sum()),
         test_readings=max(ledger.count("test") for ledger in ledgers),
         pretraining=_touched(runs, data),
+        correct=matrices,
     )
 
 

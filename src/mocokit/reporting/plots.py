@@ -86,7 +86,7 @@ def draw_health(figure: Figure | SubFigure, rows: Sequence[Mapping[str, Any]]) -
     axes: list[Axes] = list(figure.subplots(2, 3, squeeze=False).ravel())
     last = rows[-1]
     _course(axes[0], rows, {"z (head)": "rank_z", "h (backbone)": "rank_h"}, "effective rank")
-    axes[0].set_yscale("log")
+    axes[0].set_ylim(bottom=0)
     axes[0].axhline(COLLAPSED_RANK, color=_CHANCE, ls=":", lw=1.2)
     _course(axes[1], rows, {"z (head)": "spread_z", "h (backbone)": "spread_h"}, "spread: std of unit rows x sqrt(d)")
     axes[1].axhline(COLLAPSED_SPREAD, color=_CHANCE, ls=":", lw=1.2)
@@ -95,7 +95,7 @@ def draw_health(figure: Figure | SubFigure, rows: Sequence[Mapping[str, Any]]) -
         axes[2],
         rows,
         {"alignment": "alignment", "uniformity": "uniformity"},
-        "alignment and uniformity, lower is better",
+        "alignment, uniformity (lower: better)",
     )
     _similarities(axes[3], last)
     if last.get("staleness"):
@@ -142,7 +142,7 @@ def _staleness(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
             *zip(*points, strict=True), "o-", color=_INK, alpha=number / len(chosen), ms=3, label=f"step {row['step']}"
         )
     axis.axhline(STALE, color=_CHANCE, ls=":", lw=1.2)
-    axis.set(xlabel="age of a key, steps", ylabel="cosine with the same view encoded now", title="staleness of keys")
+    axis.set(xlabel="age of a key, steps", ylabel="cosine with the view encoded now", title="staleness of keys")
     axis.set_ylim(min(0.0, *(cosine for row in chosen for _, cosine in row["staleness"])), 1.05)
     axis.legend(frameon=False, fontsize=8)
 

@@ -230,7 +230,7 @@ def check_queue(steps: Sequence[QueueStep], capacity: int = K) -> dict[str, int]
         "steps": len(steps),
         "queries": len(ids),
         "same_source_pairs_left_out": pairs,
-        "evicted": len(ids) - capacity,
+        "evicted": max(len(ids) - capacity, 0),
     }
 
 

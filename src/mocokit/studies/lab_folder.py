@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import hashlib
 import importlib.metadata
 import io
@@ -170,8 +171,9 @@ def payload(run: LabRun, seconds: float) -> dict[str, Any]:
     return results
 
 
+@functools.cache
 def code_sha256() -> str:
-    """SHA-256 over the source of everything that decides a figure."""
+    """SHA-256 over the source of everything that decides a figure, as it is when first asked for."""
     modules = (
         *(generated_shapes, encoders, key_queue, losses, momentum, counterfactual, features),
         *(setting, lab_views, lab_run, lab06, lab07),

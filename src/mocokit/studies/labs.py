@@ -68,6 +68,7 @@ def run_lab(
         raise UsageError(f"There is no LAB {lab!r}. Use one of {', '.join(LABS)}.")
     if not 1 <= seeds <= 1000:
         raise UsageError(f"--seeds must lie in [1, 1000]. Got {seeds}.")
+    lab_folder.code_sha256()  # now: the source on disk may have changed by the end of a long run
     with lab_folder.claim(out, lab, overwrite=overwrite, add_seeds=seeds > 1):
         results: list[dict[str, Any]] = []
         for repetition in range(seeds):

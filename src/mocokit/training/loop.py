@@ -17,9 +17,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mocokit.contrast.batch_norm import Shuffle, deal, shuffle_by
 from mocokit.contrast.key_queue import Keys
 from mocokit.contrast.losses import Contrast
-from mocokit.contrast.steps import STEPS, ContrastConfig, ViewPair
+from mocokit.contrast.steps import ContrastConfig, ViewPair, step_of
 from mocokit.errors import DivergedError, InterruptedRunError
 from mocokit.training.checkpoint import TrainState
 from mocokit.training.optim import OptimConfig, lr_at
@@ -91,7 +92,7 @@ class QueryUpdate:
         for contrast in losses:
             torch.autograd.backward(contrast.loss / self.parts)
             self.loss += float(contrast.loss.detach()) / self.parts
-            self.chance += contrast.chance() / self.parts
+            self.chance += (contrast.chance() or 0.0) / self.parts
             self.masked += contrast.masked_share() / self.parts
         gradients = [p.grad for p in self.state.pair.theta_q if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -109,6 +110,13 @@ class QueryUpdate:
 def alone(keys: Keys) -> Keys:
     """`gather` of a single process: its keys are everyone's."""
     return keys
+
+
+def _bn_shuffle(contrast: ContrastConfig, ids: Tensor) -> Shuffle | None:
+    """The fixed deal of the key batch over the groups of batch norm; None with one group."""
+    if contrast.bn_groups == 1:
+        return None
+    return shuffle_by(deal(len(ids), contrast.bn_groups).to(ids.device))
 
 
 def run_training(
@@ -132,7 +140,7 @@ def run_training(
     names for a batch's ids, for error messages. Raises InterruptedRunError after saving when a signal came,
     DivergedError when the loss is not finite.
     """
-    moco_step = STEPS[contrast.order]
+    take_step = step_of(contrast)
     scoring = contrast.scoring()
     epoch_start = state.step - state.step % schedule.steps_per_epoch
     lines = log.losses_from(epoch_start) if state.step > epoch_start else []
@@ -141,12 +149,12 @@ def run_training(
     meter.waiting()
     for batch in batches(state.step, schedule.total_steps):
         meter.working()
-        part = ViewPair(batch.x_q, batch.x_k, batch.ids, batch.groups)
+        part = ViewPair(batch.x_q, batch.x_k, batch.ids, batch.groups, shuffle=_bn_shuffle(contrast, batch.ids))
         m = contrast.m_at(state.step, schedule.total_steps)
         lr = lr_at(optim, state.step, schedule.total_steps, schedule.steps_per_epoch)
         filled = state.queue.fill > 0
-        update = QueryUpdate(state, lr, 1, lambda ids=batch.ids: name_of(ids))  # type: ignore[misc]
-        moco_step(
+        update = QueryUpdate(state, lr, contrast.losses_per_part, lambda ids=batch.ids: name_of(ids))  # type: ignore[misc]
+        take_step(
             state.pair,
             state.queue,
             [part],
