@@ -543,3 +543,22 @@ def test_fitting_takes_what_means_the_same_and_nothing_else() -> None:
         ([1], tuple[float, float]), ("ab", tuple[float, float]), ("inf", float), (10**400, float), ([], float),
     ):  # fmt: skip
         assert fit(value, hint) is MISFIT, (value, hint)
+
+
+def test_every_recipe_has_the_same_digest_after_a_round_trip(tmp_path: Path) -> None:
+    """Else a run could not be resumed: its checkpoints record the digest of the configuration in memory."""
+    for name in RECIPES:
+        options = PretrainOptions(recipe=name, batch_size=4, warmup_epochs=2)
+        config = assemble(
+            "digits",
+            options,
+            {},
+            images=1000,
+            native_side=24,
+            side_for=lambda size: size,
+            split=None,
+            index_hash="x",
+        )
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(to_yaml(config))
+        assert from_yaml(path).digest() == config.digest(), name

@@ -22,7 +22,7 @@ import mocokit
 from mocokit import files
 from mocokit.cli import main
 from mocokit.contrast.key_queue import KeyQueue, Keys
-from mocokit.contrast.losses import info_nce, same_source
+from mocokit.contrast.losses import info_nce, nt_xent, same_source
 from mocokit.contrast.momentum import ema_update_
 from mocokit.data.generated_shapes import PUBLISHED_SHA256, generate, seed_of
 from mocokit.errors import DamagedError, LockedError, UsageError
@@ -176,7 +176,7 @@ def test_concatenated_nce_is_the_librarys_info_nce_but_for_rounding() -> None:
     assert int(counts[0][0].sum()) == 10  # sources 50..59 are in both
 
 
-def test_in_batch_loss_is_the_formula() -> None:
+def test_in_batch_loss_is_the_formula_and_the_librarys_but_for_rounding() -> None:
     z_a, z_b = (torch.randn(60, 24, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     z = torch.cat([z_a, z_b]).double().numpy()
     z /= np.linalg.norm(z, axis=1, keepdims=True)
@@ -185,6 +185,8 @@ def test_in_batch_loss_is_the_formula() -> None:
         others = [z[i] @ z[j] / 0.2 for j in range(120) if j != i]
         rows.append(np.log(np.exp(others).sum()) - z[i] @ z[(i + 60) % 120] / 0.2)
     assert float(in_batch_nce(z_a, z_b)) == pytest.approx(np.mean(rows), rel=1e-5)
+    both = [Keys(F.normalize(z, dim=1), torch.arange(60), torch.full((60,), -1)) for z in (z_a, z_b)]
+    assert float(nt_xent(both[0], both[1], 0.2).loss) == pytest.approx(np.mean(rows), rel=1e-5)
 
 
 def test_worked_examples() -> None:

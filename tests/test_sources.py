@@ -426,3 +426,64 @@ def test_npz_that_claims_more_than_it_has(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("no zip")
     with pytest.raises(DataError, match="not a readable npz file"):
         open_source(tmp_path / "text.npz")
+
+
+# --------------------------------------------------------------------------------------------------------- scale
+
+MEASURE = """
+import resource, sys, time
+from mocokit.data.sources import open_source
+start = time.perf_counter()
+index = open_source(sys.argv[1]).index
+print(len(index), time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def big_manifest(path: Path, rows: int) -> Path:
+    """A CSV of so many rows, of whose files the first alone is there."""
+    (path.parent / "0").mkdir()
+    (path.parent / "0" / "photo_00000000.jpg").write_bytes(b"x")
+    with path.open("w") as stream:
+        stream.write("path,label,group,split\n")
+        for row in range(rows):
+            stream.write(
+                f"{row // 1000}/photo_{row:08d}.jpg,class{row % 50},patient{row // 4},{'test'[row % 5 :]}train\n"
+            )
+    return path
+
+
+@pytest.mark.slow
+def test_a_row_of_a_manifest_takes_little_memory(tmp_path: Path) -> None:
+    import tracemalloc
+
+    path = big_manifest(tmp_path / "list.csv", 50_000)
+    tracemalloc.start()
+    try:
+        assert len(open_source(path).index) == 50_000
+        assert tracemalloc.get_traced_memory()[1] / 50_000 < 400  # bytes; a million rows stay below 500 MB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_million_rows_within_a_minute_and_500_mb(kind: str, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    path = tmp_path / f"list.{kind}"
+    if kind == "csv":
+        big_manifest(path, 1_000_000)
+    else:
+        rows = range(1_000_000)
+        columns = {
+            "image": pa.array([b"x"] * len(rows), pa.binary()),
+            "label": [f"class{row % 50}" for row in rows],
+            "group": [f"patient{row // 4}" for row in rows],
+        }
+        pq.write_table(pa.table(columns), path, row_group_size=20_000)
+    done = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True)
+    count, seconds, megabytes = (float(word) for word in done.stdout.split())
+    assert count == 1_000_000
+    assert seconds < 60
+    assert megabytes < 500

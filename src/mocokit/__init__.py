@@ -8,18 +8,38 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from mocokit.api import Plan, ablate, doctor, evaluate, lab, load_run, pack, plan, pretrain
-    from mocokit.contrast.encoders import Encoder, EncoderConfig, EncoderPair, build_encoder
-    from mocokit.contrast.key_queue import KeyQueue, Keys
-    from mocokit.contrast.losses import info_nce, same_source
-    from mocokit.contrast.momentum import ema_update_, momentum_at
-    from mocokit.contrast.steps import ContrastConfig, Scoring, ViewPair, moco_step_ema_first, moco_step_paper
-    from mocokit.data.sources import open_source
-    from mocokit.data.views import ViewConfig, make_views, view_recipe
-    from mocokit.evaluation.verdict import Verdict
-    from mocokit.options import PretrainOptions
-    from mocokit.training.run import Run
+if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
+    from mocokit.api import Plan as Plan
+    from mocokit.api import ablate as ablate
+    from mocokit.api import doctor as doctor
+    from mocokit.api import evaluate as evaluate
+    from mocokit.api import lab as lab
+    from mocokit.api import load_run as load_run
+    from mocokit.api import pack as pack
+    from mocokit.api import plan as plan
+    from mocokit.api import pretrain as pretrain
+    from mocokit.contrast.encoders import Encoder as Encoder
+    from mocokit.contrast.encoders import EncoderConfig as EncoderConfig
+    from mocokit.contrast.encoders import EncoderPair as EncoderPair
+    from mocokit.contrast.encoders import build_encoder as build_encoder
+    from mocokit.contrast.key_queue import KeyQueue as KeyQueue
+    from mocokit.contrast.key_queue import Keys as Keys
+    from mocokit.contrast.losses import info_nce as info_nce
+    from mocokit.contrast.losses import same_source as same_source
+    from mocokit.contrast.momentum import ema_update_ as ema_update_
+    from mocokit.contrast.momentum import momentum_at as momentum_at
+    from mocokit.contrast.steps import ContrastConfig as ContrastConfig
+    from mocokit.contrast.steps import Scoring as Scoring
+    from mocokit.contrast.steps import ViewPair as ViewPair
+    from mocokit.contrast.steps import moco_step_ema_first as moco_step_ema_first
+    from mocokit.contrast.steps import moco_step_paper as moco_step_paper
+    from mocokit.data.sources import open_source as open_source
+    from mocokit.data.views import ViewConfig as ViewConfig
+    from mocokit.data.views import make_views as make_views
+    from mocokit.data.views import view_recipe as view_recipe
+    from mocokit.evaluation.verdict import Verdict as Verdict
+    from mocokit.options import PretrainOptions as PretrainOptions
+    from mocokit.training.run import Run as Run
 
 __version__ = "0.1.0"
 

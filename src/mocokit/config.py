@@ -77,7 +77,7 @@ def digits(facts: DataFacts) -> Recipe:
         views=replace(views, rotation=40.0, zoom=(0.7, 1.4), shift=0.2, brightness=0.2, contrast=0.2, noise=0.0),
         encoder=EncoderConfig(backbone="small-cnn-32-64-128-128", head="mlp"),
         contrast=ContrastConfig(K=256, T=0.1, m=0.99),
-        optim=OptimConfig(lr=0.006, weight_decay=1e-4, warmup_epochs=3),
+        optim=OptimConfig(lr=0.006, weight_decay=1e-4, warmup_epochs=3.0),
         train=TrainConfig(epochs=100, batch_size=64),
     )
 

@@ -97,7 +97,7 @@ class ShardListing:
             hint = " It is compressed: unpack it with gunzip, unzstd, unxz or bunzip2." if _compressed(packed) else ""
             raise DataError(f"{name} is not a tar that can be read by offset: {error}.{hint}") from error
         except BlobError as error:
-            raise DataError(f"{name} can't be read: {error}.") from error
+            raise DataError(f"{error}. The shard can't be listed.") from error
         report.links_inside += notes.links
         report.special_files += notes.devices
         report.sparse, report.unsafe_names, report.unknown_members = notes.sparse, notes.unsafe, notes.unknown

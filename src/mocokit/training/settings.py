@@ -124,7 +124,16 @@ class RunConfig:
             del plain["train"][name]
         del plain["execution"]["reason"]
         plain["data"]["spec"] = ""  # where the data lie may change; the index hash says what they are
-        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(_numbers_as_floats(plain), sort_keys=True).encode()).hexdigest()
+
+
+def _numbers_as_floats(value: Any) -> Any:
+    """The same values with 3 written as 3.0: a whole number in a field of floats comes back from YAML as a float."""
+    if isinstance(value, dict):
+        return {key: _numbers_as_floats(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_numbers_as_floats(inner) for inner in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 SECTIONS: dict[str, type] = {
