@@ -78,7 +78,7 @@ def digits(facts: DataFacts) -> Recipe:
         encoder=EncoderConfig(backbone="small-cnn-32-64-128-128", head="mlp"),
         contrast=ContrastConfig(K=256, T=0.1, m=0.99),
         optim=OptimConfig(lr=0.006, weight_decay=1e-4, warmup_epochs=3.0),
-        train=TrainConfig(epochs=100, batch_size=64),
+        train=TrainConfig(epochs=120, batch_size=64),
     )
 
 

@@ -42,7 +42,7 @@ def run_demo(out: Path, *, seed: int = 0, overwrite: bool = False) -> None:
     began = time.perf_counter()
     reference = out.with_name(f"{out.name}-uninterrupted")
     _say("1. Pretraining without labels on 1,100 handwritten digits, moved, turned and zoomed on a 24-px canvas.")
-    killed_at = _train_until(out, seed, overwrite, lambda total: total // 4, signal.SIGKILL, monitor=True)
+    killed_at = _train_until(out, seed, overwrite, lambda total: total // 8, signal.SIGKILL, monitor=True)
     print(f"   Killed with SIGKILL after step {killed_at}. Resuming it from its last checkpoint:", flush=True)
     run = api.pretrain(DATA, out, resume=True, monitor=DATA, seed=seed)
     _say("2. The same run once more, not interrupted, up to a little beyond that step: did the kill change anything?")
