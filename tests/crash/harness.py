@@ -99,13 +99,16 @@ def stage(out: Path) -> str:
 def kill_at_random(
     process: ForkServerProcess, out: Path, rng: random.Random, *, inside_save: bool, kills: Kills
 ) -> None:
-    """Kill the child: after a random delay, or as soon as it is inside a save (the first or a later one)."""
+    """Kill the child: after a random delay, or inside a save (one of the next three).
+
+    A save takes milliseconds, so the child is held still first, and let go on when the save was over by then.
+    """
     deadline = time.monotonic() + 60
+    assert process.pid is not None
     if inside_save:
         folder = out / "checkpoints"
         skip = rng.randrange(3)  # let some saves pass
         before: set[str] = set()
-        linger = rng.random() * 0.004
         while process.is_alive() and time.monotonic() < deadline:
             try:
                 current = {e.name for e in os.scandir(folder) if e.name.startswith(files.TEMPORARY)}
@@ -113,10 +116,14 @@ def kill_at_random(
                 continue
             if fresh := current - before:
                 before |= fresh
-                if skip == 0:
-                    time.sleep(linger)
+                if skip > 0:
+                    skip -= 1
+                    continue
+                time.sleep(rng.random() * 0.004)
+                os.kill(process.pid, signal.SIGSTOP)
+                if stage(out).startswith(("saving", "pruning")):
                     break
-                skip -= 1
+                os.kill(process.pid, signal.SIGCONT)
     else:
         time.sleep(rng.random() * 1.2)
     if process.is_alive():
