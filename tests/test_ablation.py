@@ -129,14 +129,15 @@ SHIPPED = sorted((Path(__file__).parent.parent / "examples" / "plans").glob("*.y
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
 def test_shipped_plans_are_valid_down_to_every_cell(path: Path, tmp_path: Path) -> None:
-    from mocokit import api
+    from mocokit.api.opening import configure, read_config
+    from mocokit.options import PretrainOptions
     from mocokit.studies.ablation import _with
 
     plan = read_plan(path)
     for number, cell in enumerate(plan.cells()):
         settings = tmp_path / f"{number}.yaml"
         settings.write_text(yaml.safe_dump(_with(plan, cell, plan.seeds[0])))
-        _, config = api._configure(plan.data, api.PretrainOptions(), api._read_config(settings))
+        _, config = configure(plan.data, PretrainOptions(), read_config(settings))
         for key, value in zip(plan.factors, cell, strict=True):
             section, name = key.split(".")
             assert getattr(getattr(config, section), name) == value

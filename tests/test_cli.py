@@ -17,7 +17,8 @@ import pytest
 from PIL import Image
 
 import mocokit
-from mocokit import api, files
+from mocokit import files
+from mocokit.api import pretraining
 from mocokit.cli import main
 from mocokit.training.runfolder import claim_run
 from tests.toy import (
@@ -458,7 +459,7 @@ def test_a_disk_that_fills_up_on_the_way(
         shutil.rmtree(run / "checkpoints" / "step-6")
         filler.write_bytes(bytes((files.free_bytes(disk) or 0) - 16_384))  # room for logs, not for a checkpoint
         refused(call("pretrain", data, "--out", run, "-q", "--resume"), 6, "room for", "need")
-        monkeypatch.setattr(api, "check_room", lambda *_: None)  # as if others had filled the disk since
+        monkeypatch.setattr(pretraining, "check_room", lambda *_: None)  # as if others had filled the disk since
         message = refused(call("pretrain", data, "--out", run, "-q", "--resume"), 6, "No space left on device")
         assert f"Could not write {run}/checkpoints/step-6" in message
         assert verified_steps(run / "checkpoints") == [4]
@@ -494,7 +495,7 @@ def test_a_bug_or_an_interrupt_is_written_down_and_the_folder_given_back(
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(api, where, fail)
+    monkeypatch.setattr(pretraining, where, fail)
     words = ("pretrain", data, "--out", tmp_path / "run", "-q", *flags())
     if code is None:
         with pytest.raises(type(error)):  # a bug keeps its traceback

@@ -20,6 +20,7 @@ import torch
 
 import mocokit
 from mocokit import api, files
+from mocokit.api.planning import masked_share
 from mocokit.data.loader import Batch, BatchLoader, BatchPlan
 from mocokit.errors import DataError, StorageError, UsageError
 from mocokit.training.run import Run
@@ -298,7 +299,7 @@ def test_the_own_keys_a_plan_expects_are_those_that_are_met() -> None:
             met += len(set(rows) & set(queue))
             asked += N
         queue.extend(rows)
-    assert met / asked == pytest.approx(api._masked_share(K, S), rel=0.1)
+    assert met / asked == pytest.approx(masked_share(K, S), rel=0.1)
 
 
 # --------------------------------------------------------------------------------------------------- evaluation

@@ -69,9 +69,9 @@ def forget_the_queue() -> None:
         original(state, found)
         state.queue.vectors.zero_()
 
-    from mocokit import api
+    from mocokit.api import pretraining
 
-    api.load_checkpoint = load  # type: ignore[attr-defined]
+    pretraining.load_checkpoint = load  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

@@ -1,0 +1,301 @@
+"""The verb `pretrain`: one run from its folder's lock to its last picture."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mocokit import config as configuration
+from mocokit import files
+from mocokit.contrast.encoders import EncoderPair
+from mocokit.contrast.key_queue import KeyQueue
+from mocokit.data.loader import BatchLoader, BatchPlan
+from mocokit.data.pixels import build_pixel_store, write_skipped
+from mocokit.errors import (
+    DamagedError,
+    DataError,
+    InterruptedRunError,
+    MocokitError,
+    StorageError,
+    UsageError,
+)
+from mocokit.evaluation.labelled import LabelledData, open_labelled
+from mocokit.evaluation.monitor import Monitor
+from mocokit.evaluation.protocol import Ledger
+from mocokit.options import PretrainOptions
+from mocokit.reporting import plots
+from mocokit.training import runlog
+from mocokit.training.checkpoint import (
+    TrainState,
+    check_room,
+    checkpoint_steps,
+    find_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from mocokit.training.environment import environment
+from mocokit.training.loop import Schedule, StopRequest, run_training
+from mocokit.training.optim import build_optimizer
+from mocokit.training.precision import Execution, apply_execution, choose_execution, num_threads
+from mocokit.training.run import Run, load_run, make_encoder, pick_device
+from mocokit.training.runfolder import RunFolder, claim_run
+from mocokit.training.settings import RunConfig, from_yaml, to_yaml
+
+if TYPE_CHECKING:
+    pass
+from mocokit.api.opening import configure, open_images, options_from, read_config
+from mocokit.api.planning import settled
+from mocokit.api.telling import announce, save_pairs
+
+
+def pretrain(
+    data: str | Path,
+    out: str | Path,
+    *,
+    options: PretrainOptions | None = None,
+    config_file: Path | None = None,
+    monitor: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    quiet: bool = False,
+    claimed: tuple[RunFolder, files.RunLock] | None = None,
+    **flags: Any,
+) -> Run:
+    """Train an encoder on unlabelled images by momentum contrast; the run folder is `out`.
+
+    data: a folder, a table (.csv, .txt, .parquet), .npz arrays or a generated set. options, or the same names as
+    keywords (`epochs=20, queue_size=4096`): what changes in the recipe. monitor: labelled data whose validation
+    split is read by kNN now and then, for the curve; labels never enter training. resume: continue the run in `out`
+    exactly where its last checkpoint stands. overwrite: replace an earlier run there.
+
+    Raises UsageError, DataError, StorageError, DivergedError, LockedError, InterruptedRunError (after saving).
+    """
+    options = options_from(options, flags)
+    if resume and overwrite:
+        raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
+    progress = runlog.Progress(quiet=quiet)
+    run, lock = claimed or claim_run(Path(out), "resume" if resume else "overwrite" if overwrite else "new")
+    with lock:
+        try:
+            stored = _stored(run, progress) if resume else None
+            return _pretrain(str(data), run, options, config_file, monitor, stored, progress)
+        except BaseException as error:
+            _record_failure(run, error)
+            raise
+
+
+def _stored(run: RunFolder, progress: runlog.Progress) -> RunConfig | None:
+    """The configuration of the run to resume; None when it was stopped before anything was written down."""
+    if run.config.exists():
+        return from_yaml(run.config)
+    if run.began:
+        raise DamagedError(
+            f"{run.config} is missing beside its checkpoints: it was removed, or an --overwrite was interrupted. "
+            "Put it back, or start again with --overwrite."
+        )
+    progress.say(f"{run.path} was stopped before it began; starting it from the beginning.")
+    return None
+
+
+def _record_failure(run: RunFolder, error: BaseException) -> None:
+    """status.json says how it ended, unless it tells of an earlier run that this attempt did not get to touch."""
+    status = run.status()
+    if run.began and status.get("state") not in (None, "running"):
+        return
+    stopped = isinstance(error, InterruptedRunError | KeyboardInterrupt)
+    message = str(error) if isinstance(error, MocokitError) else f"{type(error).__name__}: {error}".removesuffix(": ")
+    steps = status.get("total_steps")
+    with contextlib.suppress(StorageError):  # the disk may be what failed; the error itself is raised
+        runlog.write_status(
+            run,
+            "interrupted" if stopped else "failed",
+            max(checkpoint_steps(run.checkpoints), default=0),
+            steps if isinstance(steps, int) else 0,
+            message,
+        )
+
+
+def _pretrain(
+    data: str,
+    run: RunFolder,
+    options: PretrainOptions,
+    config_file: Path | None,
+    monitor: str | None,
+    stored: RunConfig | None,
+    progress: runlog.Progress,
+) -> Run:
+    from_file = read_config(config_file)
+    if stored is None:
+        source, config = configure(data, options, from_file)
+    else:
+        if config_file is not None:
+            raise UsageError("--config has no effect with --resume: the run keeps the configuration it started with.")
+        config = configuration.resumed(stored, options)
+        source, _ = open_images(data, config.data.split, config.data.label_column, config.data.group_column)
+        if source.index.hash != config.data.index_hash:
+            raise DataError(
+                f"The images of {source.name} are not those the run started with ({config.data.images} then, "
+                f"{len(source.index)} now, or changed files). Restore them, or start another run with another --out."
+            )
+    store = build_pixel_store(
+        source,
+        side=config.data.side,
+        cache=run.path / "cache" / "pixels.u8",
+        max_bad=config.data.max_bad,
+        workers=2,
+        progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
+    )
+    device = pick_device(config.execution.device)
+    encoder = make_encoder(config.encoder, config.views.size, config.train.seed).to(device)
+    batch_plan = BatchPlan(source.index.ids, config.train.batch_size, config.train.seed)
+    if stored is None:
+        named = from_file.get("views", {})
+        measured = {name: value for name, value in store.statistics().items() if name not in named}
+        views = dataclasses.replace(config.views, **measured)  # type: ignore[arg-type]
+        loader = BatchLoader(store, source.index, views, batch_plan, workers=config.train.workers)
+        wanted = config.execution
+        chosen = choose_execution(
+            encoder,
+            loader.make(0).x_q.to(device),
+            precision=wanted.precision,
+            layout=wanted.layout,
+            threads=wanted.threads,
+        )
+        config = dataclasses.replace(config, views=views, execution=settled(chosen, device))
+    execution = config.execution
+    apply_execution(
+        encoder,
+        Execution(threads=execution.threads or 1, precision=execution.precision, layout=execution.layout),  # type: ignore[arg-type]
+    )
+    try:
+        encoder.normalise_in_groups_(config.contrast.bn_groups)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    pair = EncoderPair(encoder)
+    queue = KeyQueue(config.contrast.K, config.encoder.dim, device)
+    if config.contrast.queue_init == "random":
+        queue.fill_random_(config.train.seed)
+    state = TrainState(pair, queue, build_optimizer(config.optim, pair.theta_q))
+    schedule = Schedule(
+        steps_per_epoch=batch_plan.steps_per_epoch,
+        total_steps=batch_plan.steps_per_epoch * config.train.epochs,
+        checkpoint_every=config.train.checkpoint_every,
+        eval_every=config.train.eval_every,
+    )
+    labelled = _open_monitor(monitor, run, config) if monitor else None
+    check_room(state, run.checkpoints)
+    # Whatever the user can get wrong is found out by now: an earlier run is replaced only from here on.
+    if stored is None:
+        run.clear()
+    write_skipped(run.path / "skipped.jsonl", store.skipped)
+    log = runlog.RunLog(run)
+    try:
+        _restore_or_begin(run, config, state, log, progress, stored is not None)
+        if state.step >= schedule.total_steps:
+            progress.say(f"{run.path} is complete ({state.step} steps); nothing to do.")
+        announce(config, state, schedule, store, source, progress)
+        runlog.write_status(run, "running", state.step, schedule.total_steps)
+        loader = BatchLoader(store, source.index, config.views, batch_plan, workers=config.train.workers)
+        if state.step == 0:
+            save_pairs(run, loader, store, config)
+        reading = _monitor(labelled, run, config) if labelled else None
+        facts = {"config": config.digest(), "order": config.contrast.order, "torch": torch.__version__}
+        names = dict(zip(source.index.ids.tolist(), source.index.names, strict=True))
+
+        def batches(start: int, stop: int) -> Any:
+            for batch in loader.batches(start, stop):
+                yield _on_device(batch, device)
+
+        with num_threads(execution.threads or torch.get_num_threads()), StopRequest() as stop:
+            run_training(
+                state,
+                batches,
+                contrast=config.contrast,
+                optim=config.optim,
+                schedule=schedule,
+                log=log,
+                progress=progress,
+                save=lambda s: _save(s, run, facts, log, schedule.total_steps),
+                on_eval=(lambda s: reading(s.pair.query, s.step)) if reading else None,
+                name_of=lambda ids: ", ".join(names[i] for i in ids.tolist()[:4]) + (" ..." if len(ids) > 4 else ""),
+                stop=stop,
+            )
+        plots.save_figure(
+            plots.results_figure(
+                runlog.read_losses(run),
+                log.rows(),
+                title=f"{config.recipe}, {config.encoder.backbone}, K {config.contrast.K}",
+                monitor=reading.name if reading else None,
+            ),
+            run.path / "results.png",
+        )
+        runlog.write_status(run, "completed", state.step, schedule.total_steps)
+    finally:
+        log.close()
+    return load_run(run.path)
+
+
+def _open_monitor(spec: str, run: RunFolder, config: RunConfig) -> LabelledData:
+    labelled = open_labelled(
+        spec,
+        size=config.views.size,
+        label_column=config.data.label_column,
+        group_column=config.data.group_column,
+        cache=run.path / "cache" / "monitor.u8",
+    )
+    if not len(labelled.split.val):
+        raise DataError(f"{labelled.name} has no labelled validation image, so --monitor can't read it. Add images.")
+    return labelled
+
+
+def _monitor(labelled: LabelledData, run: RunFolder, config: RunConfig) -> Monitor:
+    ledger = Ledger(run.evaluation / "ledger.jsonl")
+    return Monitor(labelled, ledger, size=config.views.size, mean=config.views.mean, std=config.views.std)
+
+
+def _restore_or_begin(
+    run: RunFolder, config: RunConfig, state: TrainState, log: runlog.RunLog, progress: runlog.Progress, resume: bool
+) -> None:
+    """Load the newest checkpoint that verifies, or write down how the run begins."""
+    if resume:
+        if not checkpoint_steps(run.checkpoints):
+            log.cut({"loss": 0, "metrics": 0})
+            return
+        found = find_checkpoint(run.checkpoints)
+        for reason in found.passed_over:
+            progress.warn(f"passed over a damaged checkpoint: {reason}")
+        if found.manifest.get("config") != config.digest():
+            raise UsageError(
+                f"{found.path} was written under another configuration than {run.config}. Restore config.yaml, or "
+                "start another run with another --out."
+            )
+        if (before := found.manifest.get("torch")) != torch.__version__:
+            progress.warn(
+                f"the run was made with torch {before}, this is {torch.__version__}: going on may not be "
+                "bit-identical to a run that was never interrupted."
+            )
+        load_checkpoint(state, found)
+        log.cut(found.manifest["log"])
+        progress.say(f"Resuming {run.path} from step {state.step}.")
+        return
+    files.write_json(run.path / "environment.json", environment())
+    files.write_text(run.path / "command.txt", shlex.join(sys.argv) + "\n")
+    files.write_text(run.config, to_yaml(config))
+
+
+def _save(state: TrainState, run: RunFolder, facts: dict[str, Any], log: runlog.RunLog, total_steps: int) -> None:
+    save_checkpoint(state, run.checkpoints, {**facts, "log": log.lengths()})
+    runlog.write_status(run, "running", state.step, total_steps)
+
+
+def _on_device(batch: Any, device: torch.device) -> Any:
+    if device.type == "cpu":
+        return batch
+    moved = {name: getattr(batch, name).to(device) for name in ("x_q", "x_k", "ids", "groups")}
+    return dataclasses.replace(batch, **moved)

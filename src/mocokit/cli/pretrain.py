@@ -1,0 +1,135 @@
+"""`mocokit pretrain` and `mocokit demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from mocokit import files
+from mocokit.cli.app import OUTPUT, REQUIRED, Flag, app
+from mocokit.options import PretrainOptions, whole_number
+from mocokit.training.runfolder import claim_run
+
+
+@app.command
+def pretrain(
+    data: Annotated[str, Parameter(group=REQUIRED)],
+    /,
+    *,
+    out: Annotated[Path, Parameter(group=REQUIRED)],
+    options: PretrainOptions = PretrainOptions(),
+    config: Annotated[Path | None, Parameter(group=Group("Common", sort_key=1))] = None,
+    monitor: Annotated[str | None, Parameter(group=OUTPUT)] = None,
+    resume: Annotated[bool, Flag] = False,
+    overwrite: Annotated[bool, Flag] = False,
+    dry_run: Annotated[bool, Flag] = False,
+    json: Annotated[bool, Flag] = False,
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), group=OUTPUT)] = False,
+) -> None:
+    """Train an encoder on unlabelled images.
+
+    Examples:
+
+        mocokit pretrain photos/ --out runs/photos
+        mocokit pretrain photos/ --out runs/photos --resume
+        mocokit pretrain data.parquet --split train --out runs/a --epochs 20 --backbone resnet18 --image-size 64
+
+    Parameters
+    ----------
+    data
+        A folder of images (nested as you like), a .csv / .txt list, .parquet, .npz, or a built-in set:
+        `digits`, `moved-digits`, `shapes`.
+    out
+        The run folder: configuration, checkpoints, logs, pictures.
+    config
+        YAML with sections as in a run's config.yaml; flags win over it.
+    monitor
+        Labelled data whose validation split is read by kNN now and then, for the curve. Never used in training.
+    resume
+        Continue the run in --out exactly where its last checkpoint stands.
+    overwrite
+        Replace an earlier run in --out. Files that are not a run's are never removed.
+    dry_run
+        Print what would happen: settings, steps, queue life, memory, time. Writes nothing.
+    json
+        Print the result as JSON.
+    quiet
+        No progress on stderr.
+    """
+    if dry_run:
+        from mocokit import api
+
+        _print_plan(api.plan(data, options=options, config_file=config), as_json=json)
+        return
+    if resume and overwrite:
+        from mocokit.errors import UsageError
+
+        raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
+    # The lock comes before torch is imported, so that a second start fails at once.
+    claimed = claim_run(out, "resume" if resume else "overwrite" if overwrite else "new")
+    from mocokit import api
+
+    run = api.pretrain(
+        data,
+        out,
+        options=options,
+        config_file=config,
+        monitor=monitor,
+        resume=resume,
+        overwrite=overwrite,
+        quiet=quiet,
+        claimed=claimed,
+    )
+    if json:
+        print(files.to_json({"run": str(run.path), "step": run.step, "checkpoint": run.found.path.name}), end="")
+    elif not quiet:
+        print(f"Done: {run.found.path}")
+        print(f"Next: mocokit evaluate {out} --labelled DATA   (a labelled folder: one sub-folder per class)")
+
+
+def _print_plan(plan: Any, *, as_json: bool) -> None:
+    if as_json:
+        print(files.to_json(plan.to_dict()), end="")
+        return
+    from mocokit.training.runlog import duration
+    from mocokit.training.settings import to_yaml
+
+    print(to_yaml(plan.config))
+    print(f"images            {plan.images}")
+    print(f"steps             {plan.total_steps} ({plan.steps_per_epoch} an epoch)")
+    print(f"a key lives       {plan.queue_life_steps:.3g} steps (K / batch)")
+    print(f"chance loss       {plan.chance_loss:.3f} once the queue is full: ln(1 + K)")
+    print(f"own older keys    met by {plan.masked_share:.1%} of the queries on average, and left out")
+    print(f"parameters        {plan.parameters:,} in each encoder")
+    print(
+        f"memory            {plan.state_bytes / 2**20:.0f} MiB of state, {plan.pixel_bytes / 2**20:.0f} MiB of pixels"
+    )
+    print(f"time              about {duration(plan.seconds)} for forward and backward passes on this machine")
+
+
+@app.command
+def demo(
+    *,
+    out: Annotated[Path, Parameter(group=OUTPUT)] = Path("runs/demo"),
+    seed: Annotated[int, Parameter(group="Common", converter=whole_number)] = 0,
+    overwrite: Annotated[bool, Flag] = False,
+) -> None:
+    """The whole tour on built-in data, offline, in about two minutes.
+
+    Trains on 1,100 handwritten digits that were moved, turned and zoomed; is killed in the middle and resumed; is
+    scored against pixels and random weights; and leaves pictures.
+
+    Parameters
+    ----------
+    out
+        Where the tour's run goes.
+    seed
+        The run's seed.
+    overwrite
+        Replace an earlier tour there.
+    """
+    from mocokit.demo import run_demo
+
+    run_demo(out, seed=seed, overwrite=overwrite)
