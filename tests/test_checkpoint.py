@@ -23,10 +23,11 @@ from mocokit.contrast.key_queue import KeyQueue
 from mocokit.contrast.steps import STEPS, ContrastConfig, ViewPair
 from mocokit.errors import DamagedError, StorageError
 from mocokit.training import checkpoint
-from mocokit.training.checkpoint import TrainState, find_checkpoint, load_checkpoint, save_checkpoint
+from mocokit.training.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from mocokit.training.loop import QueryUpdate, alone
-from mocokit.training.optim import OptimConfig, build_optimizer
+from mocokit.training.optim import OptimConfig, build_optimizer, optimizer_tensors
 from mocokit.training.precision import num_threads
+from mocokit.training.state import TrainState
 from tests.faults import CODES, Faults
 from tests.toy import contents, flip_bit, verified_steps
 
@@ -45,7 +46,7 @@ def fresh(
 ) -> TrainState:
     encoder = build_encoder(EncoderConfig(backbone=backbone, dim=dim), image_size=8, seed=seed)
     pair = EncoderPair(encoder)
-    optimizer = build_optimizer(OptimConfig(lr=0.1, sgd_momentum=sgd_momentum), pair.theta_q)
+    optimizer = build_optimizer(OptimConfig(lr=0.1, sgd_momentum=sgd_momentum), pair.trained)
     return TrainState(pair, KeyQueue(K, dim), optimizer)
 
 
@@ -75,7 +76,7 @@ def train(state: TrainState, steps: int, order: str = "paper") -> list[float]:
 
 
 def everything(state: TrainState) -> dict[str, Tensor]:
-    tensors = state.model_tensors() | state.optim_tensors()
+    tensors = state.model_tensors() | optimizer_tensors(state.optimizer, state.pair.trained)
     numbers = {"step": state.step, **state.queue.counters()}
     return {k: v.clone() for k, v in tensors.items()} | {k: torch.tensor(v) for k, v in numbers.items()}
 
@@ -112,7 +113,7 @@ def test_a_restored_state_goes_on_bit_for_bit(tmp_path: Path, order: str, layout
     save_checkpoint(state, tmp_path, FACTS)
     load_checkpoint(other, find_checkpoint(tmp_path))
     assert same(everything(state), everything(other))
-    assert len(state.optim_tensors()) == len(state.pair.theta_q)
+    assert len(optimizer_tensors(state.optimizer, state.pair.trained)) == len(state.pair.theta_q)
     assert train(state, 5, order) == train(other, 5, order)
     assert same(everything(state), everything(other))
 
@@ -133,7 +134,7 @@ def test_the_state_before_the_first_step_and_without_momentum_has_no_buffers(tmp
         folder = files.make_folder(tmp_path / str(number))
         save_checkpoint(state, folder, FACTS)
         load_checkpoint(other, find_checkpoint(folder))
-        assert other.optim_tensors() == {}
+        assert optimizer_tensors(other.optimizer, other.pair.trained) == {}
         assert train(state, 2) == train(other, 2)
         assert same(everything(state), everything(other))
 
@@ -294,7 +295,7 @@ def test_a_state_of_another_shape_is_refused(saved: Path, changes: dict[str, Any
 
 def test_contents_that_verify_but_make_no_sense_are_refused(trained: TrainState, saved: Path, tmp_path: Path) -> None:
     good = {name: data for name, data in contents(saved).items() if name != "MANIFEST.json"}
-    buffers = trained.optim_tensors()
+    buffers = optimizer_tensors(trained.optimizer, trained.pair.trained)
     first = next(iter(buffers))
 
     def tensors(values: dict[str, Tensor]) -> bytes:

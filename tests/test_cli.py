@@ -599,7 +599,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(call: Call, data: P
     lines = dict(re.split(r"  +", line, maxsplit=1) for line in text.splitlines() if re.match(r"[a-z ]+  +", line))
     assert lines["images"] == "50"
     assert lines["steps"] == "12 (6 an epoch)"
-    assert lines["a key lives"] == "3 steps (K / batch)"
+    assert lines["a key lives"] == "3 steps (K / keys of a step)"
     assert lines["chance loss"].startswith(f"{np.log(25):.3f}")
     code, text, _ = call("pretrain", data, "--out", out, "--dry-run", "--json", *flags(queue_size=24))
     plan = json.loads(text)

@@ -22,12 +22,12 @@ from mocokit.contrast.encoders import EncoderConfig, EncoderPair, build_encoder
 from mocokit.contrast.key_queue import KeyQueue
 from mocokit.contrast.steps import ContrastConfig
 from mocokit.errors import DamagedError, DivergedError, InterruptedRunError
-from mocokit.training.checkpoint import TrainState
 from mocokit.training.loop import Schedule, StopRequest, run_training
-from mocokit.training.optim import OptimConfig, build_optimizer, lr_at
+from mocokit.training.optim import OptimConfig, build_optimizer, lr_at, optimizer_tensors
 from mocokit.training.precision import num_threads
 from mocokit.training.runfolder import RunFolder, claim_run
 from mocokit.training.runlog import Progress, RunLog, duration, read_losses, read_metrics
+from mocokit.training.state import TrainState
 from tests.crash import harness
 from tests.toy import flags, npz, start_cli
 
@@ -69,7 +69,7 @@ def run(tmp_path: Path) -> RunFolder:
 def fresh() -> TrainState:
     encoder = build_encoder(EncoderConfig(backbone="small-cnn-4-6", dim=8), image_size=8, seed=0)
     pair = EncoderPair(encoder)
-    return TrainState(pair, KeyQueue(15, 8), build_optimizer(OPTIM, pair.theta_q))
+    return TrainState(pair, KeyQueue(15, 8), build_optimizer(OPTIM, pair.trained))
 
 
 def train(
@@ -110,7 +110,7 @@ def train(
 def what_an_update_changes(state: TrainState) -> dict[str, Tensor]:
     """Query parameters, momentum buffers and queue; in the paper's order the key parameters too."""
     found = {name: p.detach().clone() for name, p in state.pair.query.named_parameters()}
-    found |= {name: b.clone() for name, b in state.optim_tensors().items()}
+    found |= {name: b.clone() for name, b in optimizer_tensors(state.optimizer, state.pair.trained).items()}
     found |= {f"key {name}": p.detach().clone() for name, p in state.pair.key.named_parameters()}
     return found | {f"queue {name}": t.clone() for name, t in state.queue.tensors().items()}
 

@@ -34,9 +34,11 @@ def pretrain(data: Path | str, out: Path, **changes: Any) -> Run:
 
 
 def clockless(run: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl without what a clock says."""
+    """The rows of metrics.jsonl without what a clock says, and without the ages that a resumed probe counts anew."""
     clock = ("utc", "images_per_second", "data_wait")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row.get("health", {}).pop("staleness", None)
     return [{name: value for name, value in row.items() if name not in clock} for row in rows]
 
 

@@ -20,11 +20,11 @@ from mocokit.data.views import ViewConfig, view_recipe
 from mocokit.errors import UsageError, did_you_mean
 from mocokit.options import PretrainOptions
 from mocokit.training.optim import OptimConfig
+from mocokit.training.precision import ExecutionConfig
 from mocokit.training.settings import (
     MISFIT,
     SECTIONS,
     DataConfig,
-    ExecutionConfig,
     RunConfig,
     TrainConfig,
     fit,
@@ -288,11 +288,6 @@ def assemble(
 
 def _check_method(sections: Mapping[str, Any]) -> None:
     contrast: ContrastConfig = sections["contrast"]
-    if contrast.method != "moco":
-        raise UsageError(
-            f"`pretrain` trains moco (v1 and v2). The step of {contrast.method} is there to be called from Python "
-            "(mocokit.contrast.steps), but no run of it can be started yet. Use `method: moco`."
-        )
     try:
         contrast.check(sections["encoder"], sections["train"].batch_size)
     except ValueError as error:

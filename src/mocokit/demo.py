@@ -29,8 +29,9 @@ from mocokit.evaluation.knn import nearest
 from mocokit.evaluation.labelled import LabelledData, open_labelled
 from mocokit.evaluation.verdict import verdict_line
 from mocokit.reporting import plots
-from mocokit.training.run import Run, make_encoder
+from mocokit.training.run import Run
 from mocokit.training.runlog import duration
+from mocokit.training.state import make_encoder
 
 DATA = "moved-digits"
 QUERIES, NEIGHBOURS = 8, 6

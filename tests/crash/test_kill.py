@@ -11,6 +11,7 @@ import pytest
 
 from mocokit import files
 from mocokit.training import checkpoint
+from mocokit.training.state import TrainState
 from tests.crash import harness
 
 
@@ -65,7 +66,7 @@ def forget_the_queue() -> None:
     """A broken state: the queue is not restored, as in loops that keep it out of their checkpoints."""
     original = checkpoint.load_checkpoint
 
-    def load(state: checkpoint.TrainState, found: checkpoint.Found) -> None:
+    def load(state: TrainState, found: checkpoint.Found) -> None:
         original(state, found)
         state.queue.vectors.zero_()
 

@@ -16,7 +16,8 @@ from mocokit.evaluation.frozen import FrozenPlan, FrozenResult, counterfactuals,
 from mocokit.evaluation.labelled import open_labelled
 from mocokit.evaluation.verdict import verdict_line
 from mocokit.training import runlog
-from mocokit.training.run import Run, load_run, pick_device
+from mocokit.training.run import Run, load_run
+from mocokit.training.state import pick_device
 
 if TYPE_CHECKING:
     pass

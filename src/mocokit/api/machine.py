@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mocokit.training.environment import environment
 from mocokit.training.precision import has_fast_bf16
-from mocokit.training.run import pick_device
+from mocokit.training.state import pick_device
 
 if TYPE_CHECKING:
     pass
@@ -25,14 +25,15 @@ def doctor() -> dict[str, Any]:
         ("memory", f"{(facts['memory_bytes'] or 0) / 2**30:.0f} GiB"),
         ("gpu", gpus),
         ("bf16 in hardware", "yes: --precision auto will time it" if bf16 else "no: fp32 is used"),
-        *((f"extra: {name}", _extra(module)) for name, module in EXTRAS.items()),
+        *((f"extra: {name}", _extra(modules)) for name, modules in EXTRAS.items()),
     ]
     return facts | {"bf16": bf16, "findings": findings}
 
 
-EXTRAS: dict[str, str] = {}
-"""Optional parts: extra -> module that shows it is there."""
+EXTRAS: dict[str, tuple[str, ...]] = {"track": ("tensorboard", "wandb", "mlflow")}
+"""Optional parts: extra -> modules that show it is there."""
 
 
-def _extra(module: str) -> str:
-    return "installed" if importlib.util.find_spec(module) else "not installed"
+def _extra(modules: tuple[str, ...]) -> str:
+    there = [name for name in modules if importlib.util.find_spec(name)]
+    return ", ".join(there) if there else "not installed"

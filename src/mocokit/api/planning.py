@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from mocokit.data.loader import BatchLoader, BatchPlan
 from mocokit.data.pixels import build_pixel_store
 from mocokit.data.sources import ImageSource
 from mocokit.options import PretrainOptions
-from mocokit.training.precision import Execution, apply_execution, choose_execution, num_threads
-from mocokit.training.run import make_encoder, pick_device
-from mocokit.training.settings import ExecutionConfig, RunConfig
+from mocokit.training.settings import RunConfig
 
 if TYPE_CHECKING:
     pass
 from mocokit.api.opening import configure, options_from, read_config
+from mocokit.training.checkpoint import state_bytes
+from mocokit.training.precision import choose_execution, num_threads, time_step
+from mocokit.training.state import make_encoder, make_state, pick_device
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run would do, without doing it. seconds: an estimate from a few timed steps."""
+    """What a run would do, without doing it. seconds: an estimate from a few timed steps.
+
+    queue_life_steps, masked_share: None without a queue. chance_loss: None for BYOL. parameters: of one encoder.
+    """
 
     config: RunConfig
     images: int
     steps_per_epoch: int
     total_steps: int
-    queue_life_steps: float
-    chance_loss: float
-    masked_share: float
+    queue_life_steps: float | None
+    chance_loss: float | None
+    masked_share: float | None
     parameters: int
     state_bytes: int
     pixel_bytes: int
@@ -65,56 +66,38 @@ def plan(
     device = pick_device(config.execution.device)
     encoder = make_encoder(config.encoder, config.views.size, config.train.seed).to(device)
     loader = BatchLoader(store, sample.index, config.views, BatchPlan(sample.index.ids, len(rows), 0), workers=0)
-    batch = loader.make(0)
-    execution = config.execution
-    chosen = choose_execution(
-        encoder, batch.x_q.to(device), precision=execution.precision, layout=execution.layout, threads=execution.threads
-    )
-    apply_execution(encoder, chosen)
-    with num_threads(chosen.threads):
-        seconds = _time_step(encoder, batch.x_q.to(device))
+    x = loader.make(0).x_q.to(device)
+    config = dataclasses.replace(config, execution=choose_execution(encoder, x, config.execution))
+    state = make_state(config, encoder)
+    contrast = config.contrast
+    with num_threads(config.execution.threads or 1):
+        seconds = time_step(encoder, x, keys=contrast.has_momentum)
+    if contrast.symmetric or not contrast.has_queue:
+        seconds *= 2  # both views are queries
     steps = config.data.images // config.train.batch_size
-    K, S, D = config.contrast.K, config.data.images, config.encoder.dim
-    parameters = sum(p.numel() for p in encoder.parameters())
     return Plan(
-        config=dataclasses.replace(config, execution=settled(chosen, device)),
-        images=S,
+        config=config,
+        images=config.data.images,
         steps_per_epoch=steps,
         total_steps=steps * config.train.epochs,
-        queue_life_steps=K / config.train.batch_size,
-        chance_loss=math.log1p(K),
-        masked_share=masked_share(K, S),
-        parameters=parameters,
-        state_bytes=3 * 4 * parameters + K * (4 * D + 24),
-        pixel_bytes=3 * config.data.side**2 * S,
+        queue_life_steps=key_life(config),
+        chance_loss=contrast.chance(config.train.batch_size),
+        masked_share=masked_share(contrast.K, config.data.images) if contrast.has_queue else None,
+        parameters=sum(p.numel() for p in encoder.parameters()),
+        state_bytes=state_bytes(state),
+        pixel_bytes=3 * config.data.side**2 * config.data.images,
         seconds=seconds * steps * config.train.epochs,
     )
 
 
-def _time_step(encoder: torch.nn.Module, x: Tensor) -> float:
-    import time
-
-    encoder.train()
-    best = math.inf
-    for _ in range(3):
-        start = time.perf_counter()
-        torch.autograd.backward(encoder(x).square().mean())
-        with torch.no_grad():
-            encoder(x)
-        best = min(best, time.perf_counter() - start)
-    return best
+def key_life(config: RunConfig) -> float | None:
+    """Steps that a key stays in the queue; None without a queue. A symmetric loss enqueues two keys of each image."""
+    contrast = config.contrast
+    if not contrast.has_queue:
+        return None
+    return contrast.K / (config.train.batch_size * (2 if contrast.symmetric else 1))
 
 
 def masked_share(K: int, S: int) -> float:
     """The share of queries with an own older key in the queue, averaged over an epoch (K <= S: K^2 / 2 S^2)."""
     return min(K * K / (2 * S * S), 1.0) if K <= S else 1.0 - S / (2 * K)
-
-
-def settled(execution: Execution, device: torch.device) -> ExecutionConfig:
-    return ExecutionConfig(
-        device=str(device),
-        threads=execution.threads,
-        precision=execution.precision,
-        layout=execution.layout,
-        reason=execution.reason,
-    )

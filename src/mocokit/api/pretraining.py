@@ -13,10 +13,9 @@ import torch
 
 from mocokit import config as configuration
 from mocokit import files
-from mocokit.contrast.encoders import EncoderPair
-from mocokit.contrast.key_queue import KeyQueue
 from mocokit.data.loader import BatchLoader, BatchPlan
-from mocokit.data.pixels import build_pixel_store, write_skipped
+from mocokit.data.pixels import PixelStore, build_pixel_store, write_skipped
+from mocokit.data.sources import ImageSource
 from mocokit.errors import (
     DamagedError,
     DataError,
@@ -32,7 +31,6 @@ from mocokit.options import PretrainOptions
 from mocokit.reporting import plots
 from mocokit.training import runlog
 from mocokit.training.checkpoint import (
-    TrainState,
     check_room,
     checkpoint_steps,
     find_checkpoint,
@@ -41,17 +39,23 @@ from mocokit.training.checkpoint import (
 )
 from mocokit.training.environment import environment
 from mocokit.training.loop import Schedule, StopRequest, run_training
-from mocokit.training.optim import build_optimizer
-from mocokit.training.precision import Execution, apply_execution, choose_execution, num_threads
-from mocokit.training.run import Run, load_run, make_encoder, pick_device
 from mocokit.training.runfolder import RunFolder, claim_run
 from mocokit.training.settings import RunConfig, from_yaml, to_yaml
 
 if TYPE_CHECKING:
     pass
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
 from mocokit.api.opening import configure, open_images, options_from, read_config
-from mocokit.api.planning import settled
+from mocokit.api.planning import key_life
 from mocokit.api.telling import announce, save_pairs
+from mocokit.contrast.health import Classes, HealthProbe
+from mocokit.training.precision import choose_execution, num_threads
+from mocokit.training.run import Run, load_run
+from mocokit.training.state import TrainState, make_encoder, make_state, pick_device
+from mocokit.training.trackers import open_trackers
 
 
 def pretrain(
@@ -61,6 +65,7 @@ def pretrain(
     options: PretrainOptions | None = None,
     config_file: Path | None = None,
     monitor: str | None = None,
+    track: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
@@ -71,7 +76,8 @@ def pretrain(
 
     data: a folder, a table (.csv, .txt, .parquet), .npz arrays or a generated set. options, or the same names as
     keywords (`epochs=20, queue_size=4096`): what changes in the recipe. monitor: labelled data whose validation
-    split is read by kNN now and then, for the curve; labels never enter training. resume: continue the run in `out`
+    split is read by kNN now and then, for the curve; labels never enter training. track: trackers (tensorboard, wandb,
+    mlflow) that get every number, in `out`/trackers. resume: continue the run in `out`
     exactly where its last checkpoint stands. overwrite: replace an earlier run there.
 
     Raises UsageError, DataError, StorageError, DivergedError, LockedError, InterruptedRunError (after saving).
@@ -84,7 +90,7 @@ def pretrain(
     with lock:
         try:
             stored = _stored(run, progress) if resume else None
-            return _pretrain(str(data), run, options, config_file, monitor, stored, progress)
+            return _pretrain(str(data), run, options, config_file, monitor, track, stored, progress)
         except BaseException as error:
             _record_failure(run, error)
             raise
@@ -127,6 +133,7 @@ def _pretrain(
     options: PretrainOptions,
     config_file: Path | None,
     monitor: str | None,
+    track: Sequence[str],
     stored: RunConfig | None,
     progress: runlog.Progress,
 ) -> Run:
@@ -136,13 +143,7 @@ def _pretrain(
     else:
         if config_file is not None:
             raise UsageError("--config has no effect with --resume: the run keeps the configuration it started with.")
-        config = configuration.resumed(stored, options)
-        source, _ = open_images(data, config.data.split, config.data.label_column, config.data.group_column)
-        if source.index.hash != config.data.index_hash:
-            raise DataError(
-                f"The images of {source.name} are not those the run started with ({config.data.images} then, "
-                f"{len(source.index)} now, or changed files). Restore them, or start another run with another --out."
-            )
+        source, config = _same_images(data, configuration.resumed(stored, options))
     store = build_pixel_store(
         source,
         side=config.data.side,
@@ -155,33 +156,11 @@ def _pretrain(
     encoder = make_encoder(config.encoder, config.views.size, config.train.seed).to(device)
     batch_plan = BatchPlan(source.index.ids, config.train.batch_size, config.train.seed)
     if stored is None:
-        named = from_file.get("views", {})
-        measured = {name: value for name, value in store.statistics().items() if name not in named}
-        views = dataclasses.replace(config.views, **measured)  # type: ignore[arg-type]
-        loader = BatchLoader(store, source.index, views, batch_plan, workers=config.train.workers)
-        wanted = config.execution
-        chosen = choose_execution(
-            encoder,
-            loader.make(0).x_q.to(device),
-            precision=wanted.precision,
-            layout=wanted.layout,
-            threads=wanted.threads,
-        )
-        config = dataclasses.replace(config, views=views, execution=settled(chosen, device))
-    execution = config.execution
-    apply_execution(
-        encoder,
-        Execution(threads=execution.threads or 1, precision=execution.precision, layout=execution.layout),  # type: ignore[arg-type]
-    )
-    try:
-        encoder.normalise_in_groups_(config.contrast.bn_groups)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    pair = EncoderPair(encoder)
-    queue = KeyQueue(config.contrast.K, config.encoder.dim, device)
-    if config.contrast.queue_init == "random":
-        queue.fill_random_(config.train.seed)
-    state = TrainState(pair, queue, build_optimizer(config.optim, pair.theta_q))
+        config = _measured(config, from_file.get("views", {}), store)
+        loader = BatchLoader(store, source.index, config.views, batch_plan, workers=0)
+        chosen = choose_execution(encoder, loader.make(0).x_q.to(device), config.execution)
+        config = dataclasses.replace(config, execution=chosen)
+    state = make_state(config, encoder)
     schedule = Schedule(
         steps_per_epoch=batch_plan.steps_per_epoch,
         total_steps=batch_plan.steps_per_epoch * config.train.epochs,
@@ -194,8 +173,8 @@ def _pretrain(
     if stored is None:
         run.clear()
     write_skipped(run.path / "skipped.jsonl", store.skipped)
-    log = runlog.RunLog(run)
-    try:
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(contextlib.closing(runlog.RunLog(run)))
         _restore_or_begin(run, config, state, log, progress, stored is not None)
         if state.step >= schedule.total_steps:
             progress.say(f"{run.path} is complete ({state.step} steps); nothing to do.")
@@ -207,38 +186,92 @@ def _pretrain(
         reading = _monitor(labelled, run, config) if labelled else None
         facts = {"config": config.digest(), "order": config.contrast.order, "torch": torch.__version__}
         names = dict(zip(source.index.ids.tolist(), source.index.names, strict=True))
+        tracker = open_trackers(
+            track, run.path / "trackers", run_name=run.path.name, config=config.to_dict(), step=state.step
+        )
+        stack.callback(tracker.close)
 
         def batches(start: int, stop: int) -> Any:
             for batch in loader.batches(start, stop):
                 yield _on_device(batch, device)
 
-        with num_threads(execution.threads or torch.get_num_threads()), StopRequest() as stop:
+        with num_threads(config.execution.threads or torch.get_num_threads()), StopRequest() as stop:
             run_training(
                 state,
                 batches,
                 contrast=config.contrast,
                 optim=config.optim,
                 schedule=schedule,
+                accumulate=config.train.accumulate,
                 log=log,
                 progress=progress,
                 save=lambda s: _save(s, run, facts, log, schedule.total_steps),
                 on_eval=(lambda s: reading(s.pair.query, s.step)) if reading else None,
                 name_of=lambda ids: ", ".join(names[i] for i in ids.tolist()[:4]) + (" ..." if len(ids) > 4 else ""),
                 stop=stop,
+                probe=_probe(loader, config, schedule, log.health_rows(), device),
+                track=tracker.log,
             )
         plots.save_figure(
             plots.results_figure(
                 runlog.read_losses(run),
                 log.rows(),
-                title=f"{config.recipe}, {config.encoder.backbone}, K {config.contrast.K}",
+                title=f"{config.recipe}, {config.encoder.backbone}",
                 monitor=reading.name if reading else None,
+                health=log.health_rows(),
             ),
             run.path / "results.png",
         )
         runlog.write_status(run, "completed", state.step, schedule.total_steps)
-    finally:
-        log.close()
     return load_run(run.path)
+
+
+def _same_images(data: str, config: RunConfig) -> tuple[ImageSource, RunConfig]:
+    """The images of a run that goes on. Raises DataError unless they are those it started with."""
+    source, _ = open_images(data, config.data.split, config.data.label_column, config.data.group_column)
+    if source.index.hash != config.data.index_hash:
+        raise DataError(
+            f"The images of {source.name} are not those the run started with ({config.data.images} then, "
+            f"{len(source.index)} now, or changed files). Restore them, or start another run with another --out."
+        )
+    return source, config
+
+
+def _measured(config: RunConfig, named: Mapping[str, Any], store: PixelStore) -> RunConfig:
+    """With the pixels' own mean and standard deviation, where the configuration file names none."""
+    found = {name: value for name, value in store.statistics().items() if name not in named}
+    return dataclasses.replace(config, views=dataclasses.replace(config.views, **found))  # type: ignore[arg-type]
+
+
+PROBE_IMAGES, PROBE_EVERY, PROBE_ROWS = 128, 100, 500
+"""Health is measured on so many images every so many steps; more rarely where that makes more rows than this."""
+
+
+def _probe(
+    loader: BatchLoader,
+    config: RunConfig,
+    schedule: Schedule,
+    rows: list[dict[str, Any]],
+    device: torch.device,
+) -> HealthProbe | None:
+    """What measures health: a fixed batch of views. None where there are too few images to say anything."""
+    index = loader.index
+    chosen = np.sort(np.argsort(index.ids, kind="stable")[:PROBE_IMAGES])
+    if len(chosen) < 8:
+        return None
+    batch = _on_device(loader.of_rows(chosen, 0), device)
+    classes = None
+    if (index.labels >= 0).any():
+        classes = Classes(torch.tensor(index.ids, device=device), torch.tensor(index.labels, device=device))
+    return HealthProbe(
+        batch.x_q,
+        batch.x_k,
+        batch.ids,
+        every=max(PROBE_EVERY, schedule.total_steps // PROBE_ROWS),
+        lifetime=key_life(config) or 0.0,
+        classes=classes,
+        rows=rows,
+    )
 
 
 def _open_monitor(spec: str, run: RunFolder, config: RunConfig) -> LabelledData:

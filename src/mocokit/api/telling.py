@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING
-
+from mocokit.api.planning import key_life, masked_share
 from mocokit.data.loader import BatchLoader
 from mocokit.data.pixels import PixelStore
 from mocokit.data.sources import ImageSource
 from mocokit.reporting import plots
 from mocokit.training import runlog
-from mocokit.training.checkpoint import (
-    TrainState,
-)
 from mocokit.training.loop import Schedule
 from mocokit.training.runfolder import RunFolder
 from mocokit.training.settings import RunConfig
-
-if TYPE_CHECKING:
-    pass
-from mocokit.api.planning import masked_share
+from mocokit.training.state import TrainState
 
 
 def announce(
@@ -31,36 +23,54 @@ def announce(
     progress: runlog.Progress,
 ) -> None:
     """What a reader wants to know before the first number appears."""
-    K, S, N = config.contrast.K, config.data.images, config.train.batch_size
-    say = progress.say
+    say, train = progress.say, config.train
+    for line in source.report.lines():
+        say(line)
     say(
-        f"{S} images of {source.name}"
+        f"{config.data.images} images of {source.name}"
         + (f" (split {config.data.split})" if config.data.split else "")
-        + f", {len(store.skipped)} unreadable; {schedule.steps_per_epoch} steps of {N} an epoch, "
-        f"{config.train.epochs} epochs."
+        + f", {len(store.skipped)} unreadable; {schedule.steps_per_epoch} steps of {train.batch_size} an epoch, "
+        f"{train.epochs} epochs."
     )
     say(
-        f"Recipe {config.recipe}: {config.encoder.backbone} at {config.views.size} px, K {K}, T {config.contrast.T}, "
-        f"m {config.contrast.m}, {config.execution.precision}, {config.execution.layout}, "
-        f"{config.execution.threads} threads."
+        f"Recipe {config.recipe}: {', '.join(_settings(config))}, {config.execution.precision}, "
+        f"{config.execution.layout}, {config.execution.threads} threads."
     )
-    say(
-        f"A key lives {K / N:.3g} steps. The loss first rises while the queue fills; a network that tells nothing "
-        f"apart ends at {math.log1p(K):.2f}."
-    )
-    if K > S:
-        say(
-            f"K {K} exceeds the {S} images: every image always has an own older key in the queue. They are "
-            + (
-                "left out of its negatives."
-                if config.contrast.mask_source
-                else "scored as negatives (--no-mask-source)!"
-            )
-        )
-    elif config.contrast.mask_source:
-        say(f"Own older keys are left out; about {masked_share(K, S):.1%} of the queries meet one.")
+    for line in _expectations(config):
+        say(line)
     if state.step:
         say(f"{schedule.total_steps - state.step} of {schedule.total_steps} steps are left.")
+
+
+def _settings(config: RunConfig) -> list[str]:
+    """The method's own settings, those it uses."""
+    contrast = config.contrast
+    told = [contrast.method, f"{config.encoder.backbone} at {config.views.size} px"]
+    told += [f"{name} {getattr(contrast, name)}" for name in ("K", "T", "m") if contrast.uses(name)]
+    if contrast.m_end is not None:
+        told[-1] += f" to {contrast.m_end}"
+    return told
+
+
+def _expectations(config: RunConfig) -> list[str]:
+    """What the loss will do, how long keys live, and whether queries meet keys of their own image."""
+    contrast, N, S = config.contrast, config.train.batch_size, config.data.images
+    chance = contrast.chance(N)
+    if chance is None:
+        return ["The loss starts near 4 (unrelated directions); it has no chance level. Near 0 it may be a collapse."]
+    if not contrast.has_queue:
+        return [f"A network that tells nothing apart stays at a loss of {chance:.2f}."]
+    K = contrast.K
+    lines = [
+        f"A key lives {key_life(config):.3g} steps. The loss first rises while the queue fills; a network that tells "
+        f"nothing apart ends at {chance:.2f}."
+    ]
+    if K > S:
+        kept = "left out of its negatives" if contrast.mask_source else "scored as negatives (--no-mask-source)!"
+        lines.append(f"K {K} exceeds the {S} images: every image always has an own older key in the queue, {kept}")
+    elif contrast.mask_source:
+        lines.append(f"Own older keys are left out; about {masked_share(K, S):.1%} of the queries meet one.")
+    return lines
 
 
 def save_pairs(run: RunFolder, loader: BatchLoader, store: PixelStore, config: RunConfig) -> None:

@@ -22,6 +22,7 @@ def pretrain(
     options: PretrainOptions = PretrainOptions(),
     config: Annotated[Path | None, Parameter(group=Group("Common", sort_key=1))] = None,
     monitor: Annotated[str | None, Parameter(group=OUTPUT)] = None,
+    track: Annotated[list[str] | None, Parameter(group=OUTPUT, negative=())] = None,
     resume: Annotated[bool, Flag] = False,
     overwrite: Annotated[bool, Flag] = False,
     dry_run: Annotated[bool, Flag] = False,
@@ -47,6 +48,8 @@ def pretrain(
         YAML with sections as in a run's config.yaml; flags win over it.
     monitor
         Labelled data whose validation split is read by kNN now and then, for the curve. Never used in training.
+    track
+        Also give every number to tensorboard, wandb (offline) or mlflow (files), in OUT/trackers. Several may be given.
     resume
         Continue the run in --out exactly where its last checkpoint stands.
     overwrite
@@ -77,6 +80,7 @@ def pretrain(
         options=options,
         config_file=config,
         monitor=monitor,
+        track=track or (),
         resume=resume,
         overwrite=overwrite,
         quiet=quiet,
@@ -99,9 +103,13 @@ def _print_plan(plan: Any, *, as_json: bool) -> None:
     print(to_yaml(plan.config))
     print(f"images            {plan.images}")
     print(f"steps             {plan.total_steps} ({plan.steps_per_epoch} an epoch)")
-    print(f"a key lives       {plan.queue_life_steps:.3g} steps (K / batch)")
-    print(f"chance loss       {plan.chance_loss:.3f} once the queue is full: ln(1 + K)")
-    print(f"own older keys    met by {plan.masked_share:.1%} of the queries on average, and left out")
+    if plan.queue_life_steps is not None:
+        print(f"a key lives       {plan.queue_life_steps:.3g} steps (K / keys of a step)")
+    if plan.chance_loss is not None:
+        print(f"chance loss       {plan.chance_loss:.3f}: what a network that tells nothing apart ends at")
+    if plan.masked_share is not None:
+        kept = "left out" if plan.config.contrast.mask_source else "scored as negatives"
+        print(f"own older keys    met by {plan.masked_share:.1%} of the queries on average, and {kept}")
     print(f"parameters        {plan.parameters:,} in each encoder")
     print(
         f"memory            {plan.state_bytes / 2**20:.0f} MiB of state, {plan.pixel_bytes / 2**20:.0f} MiB of pixels"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -101,6 +102,17 @@ class ContrastConfig:
     def has_momentum(self) -> bool:
         """Whether there is a key encoder that follows by EMA (SimCLR has one encoder)."""
         return self.method != "simclr"
+
+    def chance(self, N: int) -> float | None:
+        """The loss of a network that tells nothing apart, N images a step, once the queue is full. None for BYOL.
+
+        ln(1 + K) with a queue; ln(2N - 1) for SimCLR; for MoCo v3, whose two halves are scaled by 2T each, 4T ln N.
+        """
+        if self.method == "byol":
+            return None
+        if self.method == "simclr":
+            return math.log(2 * N - 1)
+        return 4 * self.T * math.log(N) if self.method == "moco-v3" else math.log1p(self.K)
 
     @property
     def losses_per_part(self) -> int:

@@ -67,12 +67,16 @@ class BatchLoader:
 
     def make(self, step: int) -> Batch:
         """The batch of one step, from nothing but its number."""
-        rows = self.plan.rows(step)
+        return self.of_rows(self.plan.rows(step), step)
+
+    def of_rows(self, rows: Rows, step: int) -> Batch:
+        """The batch that these rows (int64 [N]) make at a step; it is the epoch that decides their views."""
         shown = self.store.replaced[rows]  # a row that can't be read shows another one; its id goes with it
         pixels, extents = self.store.batch(rows)
         ids = self.index.ids[shown]
-        epoch = step // self.plan.steps_per_epoch
-        x_q, x_k = make_views(self.views, pixels, extents, ids, seed=self.plan.seed, epoch=epoch)
+        x_q, x_k = make_views(
+            self.views, pixels, extents, ids, seed=self.plan.seed, epoch=step // self.plan.steps_per_epoch
+        )
         return Batch(step, x_q, x_k, torch.from_numpy(ids), torch.from_numpy(self.index.groups[shown]), rows)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:

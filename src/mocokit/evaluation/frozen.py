@@ -26,7 +26,8 @@ from mocokit.evaluation.features import extract, plain_batches
 from mocokit.evaluation.labelled import LabelledData
 from mocokit.evaluation.protocol import Ledger, plan_hash, shuffled
 from mocokit.evaluation.verdict import Interval, Verdict, crossed_interval, decide
-from mocokit.training.run import Run, Which, make_encoder
+from mocokit.training.run import Run, Which
+from mocokit.training.state import make_encoder
 
 FEW_LABEL_K = (1, 3, 5, 10, 20)
 ALL_LABEL_K = 200

@@ -56,10 +56,10 @@ def results_figure(
     steps = [row["step"] for row in losses]
     panels[0].plot(steps, [row["loss"] for row in losses], color=_INK, lw=0.5, alpha=0.35)
     panels[0].plot(*_smoothed(losses), color=_INK, lw=1.6, label="loss")
-    panels[0].plot(
-        steps, [row["chance"] for row in losses], color=_CHANCE, lw=1.6, ls="--", label="chance: ln(1 + negatives)"
-    )
-    panels[0].set(xlabel="step", ylabel="InfoNCE", title=title)
+    if losses and losses[0]["chance"] is not None:
+        chance = [row["chance"] for row in losses]
+        panels[0].plot(steps, chance, color=_CHANCE, lw=1.6, ls="--", label="chance: nothing told apart")
+    panels[0].set(xlabel="step", ylabel="loss", title=title)
     panels[0].set_ylim(bottom=0)
     panels[0].legend(frameon=False)
     if monitor:
@@ -215,19 +215,4 @@ def neighbours_figure(
                     axis.plot([0, side], [0, side], color="#c1121f", lw=0.8)
         axes[0][0].set_title("query", fontsize=7)
     figure.suptitle(title, fontsize=10)
-    return figure
-
-
-def scores_figure(rows: Sequence[tuple[str, float, float, float]], *, title: str, unit: str) -> Figure:
-    """Scores with their intervals as dots and bars: (name, score, low, high) in shares of 1."""
-    figure = Figure(figsize=(6, 0.5 * len(rows) + 1.2), layout="constrained")
-    axis = figure.subplots()
-    for y, (_, score, low, high) in enumerate(rows):
-        axis.plot([100 * low, 100 * high], [y, y], color=_INK, lw=2)
-        axis.plot(100 * score, y, "o", color=_INK)
-        axis.annotate(f"{100 * score:.1f}", (100 * score, y), xytext=(0, 6), textcoords="offset points", ha="center")
-    axis.set_yticks(range(len(rows)), [name for name, *_ in rows])
-    axis.set_ylim(len(rows) - 0.4, -0.7)
-    axis.set(xlabel=unit, title=title)
-    axis.spines[["top", "right"]].set_visible(False)
     return figure

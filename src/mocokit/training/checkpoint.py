@@ -1,7 +1,7 @@
 """The whole state of a training run, to bytes and back, and the folder of checkpoints.
 
 A checkpoint is a folder `step-N` that exists whole or not at all (`files.commit_folder`):
-`model.safetensors` (both encoders and the queue), `optim.safetensors` (SGD's momentum buffers), `state.json` (the
+`model.safetensors` (the networks and the queue), `optim.safetensors` (the optimiser's buffers), `state.json` (the
 step and the queue's counters) and a manifest. No random state is stored because none is used. No pickle.
 """
 
@@ -13,42 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from mocokit import files
-from mocokit.contrast.encoders import EncoderPair
-from mocokit.contrast.key_queue import KeyQueue
 from mocokit.errors import DamagedError, StorageError
+from mocokit.training.optim import buffers_per_parameter, load_optimizer_tensors_, optimizer_tensors
 from mocokit.training.runfolder import CHECKPOINT_FILES
+from mocokit.training.state import TrainState
 
 FORMAT = 1
-
-
-@dataclass(slots=True)
-class TrainState:
-    """Everything that training changes. `step` is the number of updates done so far."""
-
-    pair: EncoderPair
-    queue: KeyQueue
-    optimizer: torch.optim.SGD
-    step: int = 0
-
-    def model_tensors(self) -> dict[str, Tensor]:
-        """Both encoders and the queue, by name: `query.*`, `key.*`, `queue.*`."""
-        named = {f"query.{name}": tensor for name, tensor in self.pair.query.state_dict().items()}
-        named |= {f"key.{name}": tensor for name, tensor in self.pair.key.state_dict().items()}
-        return named | {f"queue.{name}": tensor for name, tensor in self.queue.tensors().items()}
-
-    def optim_tensors(self) -> dict[str, Tensor]:
-        """SGD's momentum buffer of each parameter that has one, by the parameter's name."""
-        found: dict[str, Tensor] = {}
-        for name, parameter in self.pair.query.named_parameters():
-            buffer = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
-            if buffer is not None:
-                found[f"momentum.{name}"] = buffer
-        return found
 
 
 def save_checkpoint(state: TrainState, folder: Path, facts: Mapping[str, Any], *, keep: int = 2) -> Path:
@@ -70,12 +44,18 @@ def save_checkpoint(state: TrainState, folder: Path, facts: Mapping[str, Any], *
             return final
     contents = {
         "model.safetensors": _to_bytes(state.model_tensors()),
-        "optim.safetensors": _to_bytes(state.optim_tensors()),
-        "state.json": files.to_json({"step": state.step, "queue": state.queue.counters()}).encode(),
+        "optim.safetensors": _to_bytes(optimizer_tensors(state.optimizer, state.pair.trained)),
+        "state.json": files.to_json({"step": state.step, "queue": state.counters()}).encode(),
     }
     files.commit_folder(final, contents, {"format": FORMAT, "step": state.step, **facts})
     _prune(folder, max(keep, 2), newest=state.step)
     return final
+
+
+def state_bytes(state: TrainState) -> int:
+    """What the tensors of a checkpoint take: the networks, the queue and the optimiser's buffers, which come later."""
+    buffers = buffers_per_parameter(state.optimizer) * sum(p.nbytes for p in state.pair.trained.values())
+    return sum(t.nbytes for t in state.model_tensors().values()) + buffers
 
 
 def check_room(state: TrainState, folder: Path, *, keep: int = 2) -> None:
@@ -83,7 +63,7 @@ def check_room(state: TrainState, folder: Path, *, keep: int = 2) -> None:
 
     What earlier checkpoints take there counts as free, since they are pruned or replaced.
     """
-    size = sum(t.nbytes for t in state.model_tensors().values()) + sum(p.nbytes for p in state.pair.theta_q)
+    size = state_bytes(state)
     free = files.free_bytes(folder)
     with files.storage_errors(folder, "read"):
         taken = sum(path.lstat().st_size for path in folder.glob("step-*/*"))
@@ -182,22 +162,18 @@ def load_checkpoint(state: TrainState, found: Found) -> None:
     stored = read_tensors(found.path / "model.safetensors")
     counters = files.read_json(found.path / "state.json")
     try:
-        for part, encoder in (("query.", state.pair.query), ("key.", state.pair.key)):
-            encoder.load_state_dict(_under(stored, part))
-        state.queue.load(_under(stored, "queue."), counters["queue"])
+        for part, module in state.modules().items():
+            module.load_state_dict(_under(stored, f"{part}."))
+        if state.queue is not None:
+            state.queue.load(_under(stored, "queue."), counters["queue"])
         step = int(counters["step"])
     except (RuntimeError, KeyError, ValueError, TypeError) as error:
         raise DamagedError(f"{found.path} does not fit this run's configuration: {error}") from error
-    buffers = read_tensors(found.path / "optim.safetensors")
-    for name, parameter in state.pair.query.named_parameters():
-        buffer = buffers.pop(f"momentum.{name}", None)
-        if buffer is not None:
-            if buffer.shape != parameter.shape:
-                raise DamagedError(f"{found.path / 'optim.safetensors'} does not fit this run's configuration: {name}.")
-            # A copy in the parameter's own memory layout: fused SGD walks both by stride.
-            state.optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
-    if buffers:
-        raise DamagedError(f"{found.path / 'optim.safetensors'} has tensors of another network: {sorted(buffers)[0]}.")
+    optim_path = found.path / "optim.safetensors"
+    try:
+        load_optimizer_tensors_(state.optimizer, state.pair.trained, read_tensors(optim_path))
+    except ValueError as error:
+        raise DamagedError(f"{optim_path} does not fit this run's configuration: {error}") from error
     state.step = step
 
 

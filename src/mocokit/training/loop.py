@@ -6,10 +6,11 @@ the end is a callable handed in.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
@@ -18,13 +19,14 @@ import torch
 from torch import Tensor
 
 from mocokit.contrast.batch_norm import Shuffle, deal, shuffle_by
+from mocokit.contrast.health import HealthProbe, gradient_norm
 from mocokit.contrast.key_queue import Keys
 from mocokit.contrast.losses import Contrast
 from mocokit.contrast.steps import ContrastConfig, ViewPair, step_of
 from mocokit.errors import DivergedError, InterruptedRunError
-from mocokit.training.checkpoint import TrainState
 from mocokit.training.optim import OptimConfig, lr_at
 from mocokit.training.runlog import Progress, RunLog, StepLine, duration
+from mocokit.training.state import TrainState
 
 
 class LoadedBatch(Protocol):
@@ -78,12 +80,14 @@ class StopRequest:
 class QueryUpdate:
     """The query update that a step asks for: backward, a check that all is finite, one optimiser step.
 
-    Keeps what the micro-batches' losses said, for the log.
+    Keeps what the micro-batches' losses said, for the log: loss, chance (None where there is none), masked, and the
+    gradient's norm. parts: how many losses will come; their mean is what is descended.
     """
 
     def __init__(self, state: TrainState, lr: float, parts: int, batch_names: Callable[[], str]) -> None:
         self.state, self.lr, self.parts, self.batch_names = state, lr, parts, batch_names
-        self.loss = self.chance = self.masked = 0.0
+        self.loss = self.masked = self.gradient_norm = 0.0
+        self.chance: float | None = 0.0
 
     def __call__(self, losses: Iterable[Contrast]) -> None:
         """Raises DivergedError before anything is updated when the loss or a gradient is not finite."""
@@ -92,15 +96,15 @@ class QueryUpdate:
         for contrast in losses:
             torch.autograd.backward(contrast.loss / self.parts)
             self.loss += float(contrast.loss.detach()) / self.parts
-            self.chance += (contrast.chance() or 0.0) / self.parts
+            chance = contrast.chance()
+            self.chance = None if chance is None or self.chance is None else self.chance + chance / self.parts
             self.masked += contrast.masked_share() / self.parts
-        gradients = [p.grad for p in self.state.pair.theta_q if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if not bool(torch.isfinite(norm)) or not torch.isfinite(torch.tensor(self.loss)):
+        self.gradient_norm = gradient_norm(self.state.pair.trained.values())
+        if not (math.isfinite(self.gradient_norm) and math.isfinite(self.loss)):
             raise DivergedError(
                 f"The loss or its gradient is not finite at step {self.state.step} (loss {self.loss}, gradient norm "
-                f"{float(norm)}); nothing was updated. Images of the batch: {self.batch_names()}. Lower --lr, raise "
-                "--warmup-epochs or --temperature, or look at these images; the last checkpoint is unharmed."
+                f"{self.gradient_norm}); nothing was updated. Images of the batch: {self.batch_names()}. Lower --lr, "
+                "raise --warmup-epochs or --temperature, or look at these images; the last checkpoint is unharmed."
             )
         for group in optimizer.param_groups:
             group["lr"] = self.lr
@@ -110,6 +114,13 @@ class QueryUpdate:
 def alone(keys: Keys) -> Keys:
     """`gather` of a single process: its keys are everyone's."""
     return keys
+
+
+def micro_batches(batch: LoadedBatch, count: int, contrast: ContrastConfig) -> list[ViewPair]:
+    """A step's images in `count` parts of equal size, in their order, each with its batch-norm shuffle."""
+    fields = (batch.x_q, batch.x_k, batch.ids, batch.groups)
+    cut = zip(*(tensor.chunk(count) for tensor in fields), strict=True)
+    return [ViewPair(q, k, ids, groups, shuffle=_bn_shuffle(contrast, ids)) for q, k, ids, groups in cut]
 
 
 def _bn_shuffle(contrast: ContrastConfig, ids: Tensor) -> Shuffle | None:
@@ -126,18 +137,22 @@ def run_training(
     contrast: ContrastConfig,
     optim: OptimConfig,
     schedule: Schedule,
+    accumulate: int = 1,
     log: RunLog,
     progress: Progress,
     save: Callable[[TrainState], None],
     on_eval: Callable[[TrainState], dict[str, float]] | None,
     name_of: Callable[[Tensor], str],
     stop: StopRequest,
+    probe: HealthProbe | None = None,
+    track: Callable[[Mapping[str, Any]], None] = lambda row: None,
 ) -> None:
     """Train from `state.step` to the end of the schedule.
 
-    batches(start, stop) yields the batches of those steps. save: commit a checkpoint. on_eval: measure the
-    encoder, every `schedule.eval_every` epochs and at the end; its numbers join the epoch's row of metrics. name_of:
-    names for a batch's ids, for error messages. Raises InterruptedRunError after saving when a signal came,
+    batches(start, stop) yields the batches of those steps, each taken in `accumulate` micro-batches. save: commit a
+    checkpoint. on_eval: measure the encoder, every `schedule.eval_every` epochs and at the end; its numbers join the
+    epoch's row of metrics. name_of: names for a batch's ids, for error messages. probe: measures health now and then.
+    track: is given every row of metrics and of health. Raises InterruptedRunError after saving when a signal came,
     DivergedError when the loss is not finite.
     """
     take_step = step_of(contrast)
@@ -149,27 +164,37 @@ def run_training(
     meter.waiting()
     for batch in batches(state.step, schedule.total_steps):
         meter.working()
-        part = ViewPair(batch.x_q, batch.x_k, batch.ids, batch.groups, shuffle=_bn_shuffle(contrast, batch.ids))
+        parts = micro_batches(batch, accumulate, contrast)
         m = contrast.m_at(state.step, schedule.total_steps)
         lr = lr_at(optim, state.step, schedule.total_steps, schedule.steps_per_epoch)
-        filled = state.queue.fill > 0
-        update = QueryUpdate(state, lr, contrast.losses_per_part, lambda ids=batch.ids: name_of(ids))  # type: ignore[misc]
+        filled = state.queue is not None and state.queue.fill > 0
+        losses = len(parts) * contrast.losses_per_part
+        update = QueryUpdate(state, lr, losses, lambda ids=batch.ids: name_of(ids))  # type: ignore[misc]
         take_step(
             state.pair,
             state.queue,
-            [part],
+            parts,
             scoring=scoring,
             m=m,
             step=state.step,
             update_query_=update,
             gather=alone,
         )
-        # On the very first step only the own key is left out, and that one is the positive: nothing was masked.
-        masked = update.masked if filled else 0.0
-        line = StepLine(state.step, update.loss, update.chance, lr, m, state.queue.fill, masked)
+        line = StepLine(
+            state.step,
+            update.loss,
+            update.chance,
+            lr,
+            m if contrast.has_momentum else None,
+            state.queue.fill if state.queue else None,
+            # On the very first step only the own key is left out, and that one is the positive: nothing was masked.
+            (update.masked if filled else 0.0) if state.queue else None,
+        )
         state.step += 1
         log.step(line)
         lines.append(line)
+        if probe is not None:
+            _look(probe, state, update, schedule, log, progress, track)
         meter.done(len(batch.ids))
         last = state.step == schedule.total_steps
         progress.show(_progress_line(line, state, schedule, meter), final=last)
@@ -181,6 +206,7 @@ def run_training(
                 row |= on_eval(state)
                 state.pair.train()
             log.metrics(row)
+            track(row)
             lines = []
             meter = _Meter()
         asked = stop.signal  # read once: a signal that comes between saving and leaving waits for the next step
@@ -193,6 +219,34 @@ def run_training(
                 asked,
             )
         meter.waiting()
+
+
+def _look(
+    probe: HealthProbe,
+    state: TrainState,
+    update: QueryUpdate,
+    schedule: Schedule,
+    log: RunLog,
+    progress: Progress,
+    track: Callable[[Mapping[str, Any]], None],
+) -> None:
+    """Let the probe measure if it is time to, and say what is new."""
+    row = probe.after_step(
+        state.pair,
+        state.queue,
+        step=state.step,
+        total_steps=schedule.total_steps,
+        epoch=state.step / schedule.steps_per_epoch,
+        loss=update.loss,
+        chance=update.chance,
+        gradient=update.gradient_norm,
+    )
+    if row is None:
+        return
+    log.health(row)
+    track({"step": row["step"], "health": {k: v for k, v in row.items() if k != "step"}})
+    for text in probe.news():
+        progress.say(text)
 
 
 class _Meter:
@@ -234,25 +288,31 @@ class _Meter:
 def _progress_line(line: StepLine, state: TrainState, schedule: Schedule, meter: _Meter) -> str:
     epochs = schedule.total_steps / schedule.steps_per_epoch
     left = (schedule.total_steps - state.step) * meter.seconds_per_step
+    chance = "" if line.chance is None else f" (chance {line.chance:.3f})"
+    queue = f"  queue {line.fill}/{state.queue.K}" if state.queue else ""
     return (
         f"epoch {state.step / schedule.steps_per_epoch:.1f}/{epochs:g}  step {state.step}/{schedule.total_steps}  "
-        f"loss {line.loss:.3f} (chance {line.chance:.3f})  queue {line.fill}/{state.queue.K}  "
+        f"loss {line.loss:.3f}{chance}{queue}  "
         f"{meter.rate:.0f} img/s  data_wait {meter.data_wait:.0%}  "
         f"ETA {duration(left)}"
     )
 
 
 def _epoch_row(lines: list[StepLine], state: TrainState, schedule: Schedule, meter: _Meter) -> dict[str, Any]:
-    count = max(len(lines), 1)
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known else None
+
     return {
         "epoch": state.step / schedule.steps_per_epoch,
         "step": state.step,
-        "loss": sum(line.loss for line in lines) / count,
-        "chance": sum(line.chance for line in lines) / count,
+        "loss": mean([line.loss for line in lines]),
+        "chance": mean([line.chance for line in lines]),
         "lr": lines[-1].lr,
         "m": lines[-1].m,
-        "queue_fill": state.queue.fill,
-        "masked_share": sum(line.masked for line in lines) / count,
+        "queue_fill": lines[-1].fill,
+        "masked_share": mean([line.masked for line in lines]),
         "images_per_second": round(meter.rate, 1),
         "data_wait": round(meter.data_wait, 4),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,11 +52,43 @@ def lr_at(config: OptimConfig, step: int, total_steps: int, steps_per_epoch: int
     return config.lr * (1.0 + math.cos(math.pi * min(progress, 1.0))) / 2.0
 
 
-def build_optimizer(config: OptimConfig, theta_q: Sequence[Tensor]) -> torch.optim.SGD:
-    """SGD over the query encoder's parameters; theta_k is never handed to an optimiser.
+def build_optimizer(config: OptimConfig, trained: Mapping[str, Tensor]) -> torch.optim.Optimizer:
+    """SGD over named parameters, those of the query side; theta_k is never handed to an optimiser.
 
     Fused: one kernel for all parameters. On a CPU torch would otherwise loop over them.
     """
     return torch.optim.SGD(
-        theta_q, lr=config.lr, momentum=config.sgd_momentum, weight_decay=config.weight_decay, fused=True
+        list(trained.values()), lr=config.lr, momentum=config.sgd_momentum, weight_decay=config.weight_decay, fused=True
     )
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The optimiser's buffers by the parameter's name: `momentum.*`."""
+    found: dict[str, Tensor] = {}
+    for name, parameter in trained.items():
+        buffer = optimizer.state.get(parameter, {}).get("momentum_buffer")
+        if buffer is not None:
+            found[f"momentum.{name}"] = buffer
+    return found
+
+
+def load_optimizer_tensors_(
+    optimizer: torch.optim.Optimizer, trained: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+) -> None:
+    """Restore what `optimizer_tensors` gave. Raises ValueError naming a tensor that does not fit."""
+    left = dict(tensors)
+    for name, parameter in trained.items():
+        buffer = left.pop(f"momentum.{name}", None)
+        if buffer is None:
+            continue
+        if buffer.shape != parameter.shape:
+            raise ValueError(f"momentum.{name} has shape {tuple(buffer.shape)}, not {tuple(parameter.shape)}.")
+        # A copy in the parameter's own memory layout: fused SGD walks both by stride.
+        optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
+    if left:
+        raise ValueError(f"it has tensors of another network: {sorted(left)[0]}.")
+
+
+def buffers_per_parameter(optimizer: torch.optim.Optimizer) -> int:
+    """How many tensors of its size the optimiser keeps for each parameter once it has taken a step."""
+    return 1 if optimizer.defaults["momentum"] else 0

@@ -6,32 +6,42 @@ Picked once, when a run starts, recorded, and used again on every resume.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mocokit.contrast.encoders import Encoder
+from mocokit.errors import UsageError
 
 Precision = Literal["auto", "fp32", "bf16"]
 Layout = Literal["auto", "contiguous", "channels-last"]
+MAX_THREADS = 1024
+"""More threads than any machine has use for; asking for more is a slip."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Execution:
-    """How a run computes. threads: torch's intra-op threads. seconds: what a trial step took, where one was timed."""
+class ExecutionConfig:
+    """What decides bits and speed on this machine; settled when the run starts, kept on resume."""
 
-    threads: int
-    precision: Literal["fp32", "bf16"]
-    layout: Literal["contiguous", "channels-last"]
+    device: str = "auto"
+    """cpu, cuda, ...; auto = cuda where there is one."""
+    threads: int | None = None
+    """Intra-op threads; None = torch's choice."""
+    precision: Precision = "auto"
+    """Arithmetic of the encoders."""
+    layout: Layout = "auto"
+    """Memory layout of the encoders."""
     reason: str = ""
+    """What was timed, where something was."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
+    def __post_init__(self) -> None:
+        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
+            raise UsageError(f"`threads` must lie in [1, {MAX_THREADS}]. Got {self.threads}.")
 
 
 def has_fast_bf16(device: torch.device) -> bool:
@@ -44,47 +54,50 @@ def has_fast_bf16(device: torch.device) -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("amx_tile"))
 
 
-def choose_execution(
-    encoder: Encoder, sample: Tensor, *, precision: Precision, layout: Layout, threads: int | None
-) -> Execution:
-    """Settle precision and layout; "auto" is decided by timing a few forward and backward passes of `sample`.
+def choose_execution(encoder: Encoder, sample: Tensor, wanted: ExecutionConfig) -> ExecutionConfig:
+    """Settle everything that is "auto" or None, on the device of `sample`.
 
-    sample: float32 [N, 3, H, W], a batch as training will see it. bfloat16 is chosen only where the hardware has
-    it and a step is at least 5 % faster for it. Leaves the encoder's weights, statistics and gradients as they were.
+    sample: float32 [N, 3, H, W], a batch as training will see it. Precision and layout are decided by timing a few
+    forward and backward passes. bfloat16 is chosen only where the hardware has it and a step is at least 5 % faster
+    for it. Leaves the encoder's weights, statistics and gradients as they were.
     """
-    count = threads or torch.get_num_threads()
-    precisions: list[Literal["fp32", "bf16"]] = (
-        (["fp32", "bf16"] if has_fast_bf16(sample.device) else ["fp32"]) if precision == "auto" else [precision]
-    )
-    layouts: list[Literal["contiguous", "channels-last"]] = (
-        ["contiguous", "channels-last"] if layout == "auto" else [layout]
-    )
-    arms = [Execution(threads=count, precision=p, layout=o) for p in precisions for o in layouts]
+    settled = replace(wanted, device=str(sample.device), threads=wanted.threads or torch.get_num_threads(), reason="")
+    precisions: list[Precision] = [wanted.precision]
+    if wanted.precision == "auto":
+        precisions = ["fp32", "bf16"] if has_fast_bf16(sample.device) else ["fp32"]
+    layouts: list[Layout] = ["contiguous", "channels-last"] if wanted.layout == "auto" else [wanted.layout]
+    arms = [replace(settled, precision=p, layout=o) for p in precisions for o in layouts]
     if len(arms) == 1:
         return arms[0]
     before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
-    with num_threads(count):
-        seconds = [_time_arm(encoder, sample, arm) for arm in arms]
+    seconds = []
+    with num_threads(arms[0].threads or 1):
+        for arm in arms:
+            apply_execution(encoder, arm)
+            seconds.append(time_step(encoder, sample))
     encoder.load_state_dict(before)
-    encoder.zero_grad(set_to_none=True)
     # A gain below 5 % is noise: the plainer arm keeps its place.
     best = 0
     for index in range(1, len(arms)):
         if seconds[index] < 0.95 * seconds[best]:
             best = index
-    chosen = arms[best]
     timings = ", ".join(f"{a.precision} {a.layout} {s * 1e3:.0f} ms" for a, s in zip(arms, seconds, strict=True))
-    reason = f"forward and backward of {len(sample)} images: {timings}"
-    return Execution(threads=count, precision=chosen.precision, layout=chosen.layout, reason=reason)
+    return replace(arms[best], reason=f"forward and backward of {len(sample)} images: {timings}")
 
 
-def _time_arm(encoder: Encoder, sample: Tensor, arm: Execution) -> float:
-    apply_execution(encoder, arm)
+def time_step(encoder: Encoder, sample: Tensor, *, keys: bool = False) -> float:
+    """Seconds of a forward and backward pass of `sample`, the best of three. keys: and one forward pass without graph.
+
+    Running statistics move; gradients are removed.
+    """
     encoder.train()
-    best = float("inf")
+    best = math.inf
     for _ in range(3):
         start = time.perf_counter()
-        encoder(sample).square().mean().backward()
+        torch.autograd.backward(encoder(sample).square().mean())
+        if keys:
+            with torch.no_grad():
+                encoder(sample)
         if sample.device.type == "cuda":
             torch.cuda.synchronize()
         best = min(best, time.perf_counter() - start)
@@ -92,7 +105,7 @@ def _time_arm(encoder: Encoder, sample: Tensor, arm: Execution) -> float:
     return best
 
 
-def apply_execution(encoder: Encoder, execution: Execution) -> None:
+def apply_execution(encoder: Encoder, execution: ExecutionConfig) -> None:
     """Give an encoder the run's precision and layout. Parameters stay float32."""
     encoder.autocast = torch.bfloat16 if execution.precision == "bf16" else None
     wanted = torch.channels_last if execution.layout == "channels-last" else torch.contiguous_format

@@ -43,11 +43,23 @@ OWNED = (
     "eval/verdict.json",
     "eval/knn.csv",
     "eval/ledger.jsonl",
+    "trackers/**",
     ".tmp-*",
     "*/.tmp-*",
 )
-"""Every file a run writes, as patterns relative to the run folder. Anything else in the folder is foreign."""
-_FOLDERS = ("checkpoints", "checkpoints/step-*", f"checkpoints/{files.TEMPORARY}*", "eval", "samples")
+"""Every file a run writes, as patterns relative to the run folder. Anything else in the folder is foreign.
+
+`**` at the end stands for anything at any depth: what trackers write is named by their own libraries.
+"""
+_FOLDERS = (
+    "trackers",
+    "trackers/**",
+    "checkpoints",
+    "checkpoints/step-*",
+    f"checkpoints/{files.TEMPORARY}*",
+    "eval",
+    "samples",
+)
 
 Mode = Literal["new", "resume", "overwrite"]
 
@@ -199,6 +211,8 @@ def _any_matches(path: str, patterns: tuple[str, ...]) -> bool:
 
 def _matches(path: str, pattern: str) -> bool:
     parts, patterns = path.split("/"), pattern.split("/")
+    if patterns[-1] == "**":
+        parts, patterns = parts[: len(patterns) - 1] if len(parts) >= len(patterns) else [], patterns[:-1]
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 

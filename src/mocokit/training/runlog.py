@@ -26,15 +26,19 @@ from mocokit.training.runfolder import RunFolder
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """One line of loss.jsonl."""
+    """One line of loss.jsonl.
+
+    chance: None where the loss has no chance level (BYOL). m: None without a key encoder. fill, masked (the share of
+    queries that met a key of their own image): None without a queue.
+    """
 
     step: int
     loss: float
-    chance: float
+    chance: float | None
     lr: float
-    m: float
-    fill: int
-    masked: float
+    m: float | None
+    fill: int | None
+    masked: float | None
 
     def text(self) -> str:
         """JSON with every digit of the floats."""
@@ -85,13 +89,24 @@ class RunLog:
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Append one row of metrics and write results.csv again."""
-        clean = {key: _finite(value) for key, value in row.items()}
-        self._metrics.append(json.dumps({"utc": utc_now(), **clean}, allow_nan=False))
+        self._append(row)
         files.write_text(self.run.path / "results.csv", _csv(self.rows()))
 
+    def health(self, row: Mapping[str, Any]) -> None:
+        """Append one measurement of a HealthProbe, under `health`."""
+        self._append({"epoch": row["epoch"], "step": row["step"], "health": row})
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        clean = {key: _finite(value) for key, value in row.items()}
+        self._metrics.append(json.dumps({"utc": utc_now(), **clean}, allow_nan=False))
+
     def rows(self) -> list[dict[str, Any]]:
-        """Every row of metrics so far."""
+        """Every epoch's row of metrics so far."""
         return read_metrics(self.run)
+
+    def health_rows(self) -> list[dict[str, Any]]:
+        """Every measurement of health so far."""
+        return read_health(self.run)
 
     def close(self) -> None:
         """Close both files."""
@@ -100,8 +115,14 @@ class RunLog:
 
 
 def read_metrics(run: RunFolder) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl, oldest first."""
-    return _read_lines(run.path / "metrics.jsonl", {"epoch", "step"})
+    """The epochs' rows of metrics.jsonl, oldest first."""
+    return [row for row in _read_lines(run.path / "metrics.jsonl", {"epoch", "step"}) if "health" not in row]
+
+
+def read_health(run: RunFolder) -> list[dict[str, Any]]:
+    """The measurements of health in metrics.jsonl, oldest first."""
+    rows = _read_lines(run.path / "metrics.jsonl", {"epoch", "step"})
+    return [row["health"] for row in rows if "health" in row]
 
 
 def read_losses(run: RunFolder) -> list[dict[str, Any]]:
@@ -128,6 +149,11 @@ def _read_lines(path: Path, keys: set[str]) -> list[dict[str, Any]]:
 
 
 def _finite(value: Any) -> Any:
+    """The same values with None for those that JSON has no word for."""
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

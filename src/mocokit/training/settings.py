@@ -19,9 +19,7 @@ from mocokit.contrast.steps import ContrastConfig
 from mocokit.data.views import ViewConfig
 from mocokit.errors import DamagedError, UsageError
 from mocokit.training.optim import OptimConfig
-
-MAX_THREADS = 1024
-"""More threads than any machine has use for; asking for more is a slip."""
+from mocokit.training.precision import MAX_THREADS, ExecutionConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +56,8 @@ class TrainConfig:
     """Passes over the data."""
     batch_size: int = 256
     """Images per optimiser step (MoCo v1: 256)."""
+    accumulate: int = 1
+    """Micro-batches that a step is taken in; must divide `batch_size`."""
     seed: int = 0
     """Decides initial weights, order and views."""
     checkpoint_every: int = 500
@@ -76,26 +76,6 @@ class TrainConfig:
             raise UsageError(f"`workers` must lie in [0, {MAX_THREADS}]. Got {self.workers}.")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"`seed` must lie in [0, 2^63). Got {self.seed}.")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExecutionConfig:
-    """What decides bits and speed on this machine; settled when the run starts, kept on resume."""
-
-    device: str = "auto"
-    """cpu, cuda, ...; auto = cuda where there is one."""
-    threads: int | None = None
-    """Intra-op threads; None = torch's choice."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Arithmetic of the encoders."""
-    layout: Literal["auto", "contiguous", "channels-last"] = "auto"
-    """Memory layout of the encoders."""
-    reason: str = ""
-    """What was timed, where something was."""
-
-    def __post_init__(self) -> None:
-        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
-            raise UsageError(f"`threads` must lie in [1, {MAX_THREADS}]. Got {self.threads}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
