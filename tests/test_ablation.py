@@ -10,7 +10,8 @@ import yaml
 
 from mocokit import files
 from mocokit.errors import UsageError
-from mocokit.studies.ablation import Plan, _holm, read_plan, run_plan, study_table
+from mocokit.studies.ablation import Judged, _holm, _with, run_plan, study_table
+from mocokit.studies.study_plan import Plan, read_plan
 
 PLAN: dict[str, Any] = {
     "name": "momentum",
@@ -47,11 +48,12 @@ class Recorder:
         folder.mkdir()
         (folder / "config.txt").write_text(f"{config['contrast']['m']} {config['train']['seed']}")
 
-    def score(self, folder: Path, labelled: str, plan: Plan) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def score(self, folder: Path, labelled: str, plan: Plan) -> Judged:
         m, seed = (folder / "config.txt").read_text().split()
         images = np.random.default_rng(7).random(400)  # an image is as easy in every cell
         noise = np.random.default_rng(int(seed) + 10).random(400)
-        return ((images + 0.3 * noise) / 1.3 < 0.4 + float(m) / 4).astype(np.float64)
+        correct = ((images + 0.3 * noise) / 1.3 < 0.4 + float(m) / 4).astype(np.float64)
+        return Judged(correct, ((0.0, 1.0), (4.0, float(m) - int(seed) / 100)), int(seed) / 10, 2.0 + int(seed))
 
 
 def test_a_plan_is_registered_first_and_carried_out_once(tmp_path: Path) -> None:
@@ -74,7 +76,12 @@ def test_a_plan_is_registered_first_and_carried_out_once(tmp_path: Path) -> None
     assert low.p_holm is not None
     assert low.p_holm < 0.05
     assert next(cell for cell in study.cells if cell.value == (0.9,)).difference is None
+    assert low.staleness == ((0.0, 1.0), (4.0, pytest.approx(0.49)))  # the mean over seeds 0, 1, 2
+    assert (low.masked_share, low.seconds) == (pytest.approx(0.1), pytest.approx(3.0))
     text = study_table(study)
+    assert (out / "results.txt").read_text() == text
+    assert (out / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert "0.490 at age 4" in text
     assert "baseline" in text
     assert plan.digest[:16] in text
     nothing = Recorder(fail_at=0)
@@ -101,6 +108,10 @@ def test_a_registered_plan_is_not_changed(tmp_path: Path) -> None:
         ({"labels_per_class": 0}, "whole number or all"),
         ({"base": {"contrast": {"m": 0.9}}}, "both set the same"),
         ({"base": {"train": {"seed": 3}}}, "no effect"),
+        ({"label_column": 3}, "must be a text"),
+        ({"companions": {0.7: {"train": {"epochs": 3}}}}, "no value of a single factor"),
+        ({"companions": [1]}, "must map values"),
+        ({"factor": "recipe", "values": ["a", "b"], "baseline": "a"}, "both set the same"),
         ({"sedes": [1]}, "Did you mean 'seeds'"),
     ],
 )
@@ -118,6 +129,14 @@ def test_a_factorial_plan_says_so(tmp_path: Path) -> None:
     assert plan.baseline == (0.5, 32)
 
 
+def test_a_recipe_can_be_the_factor_and_values_can_have_companions(tmp_path: Path) -> None:
+    base = {"encoder": {"dim": 8}}
+    changed = {"base": base, "factor": "recipe", "values": ["small", "digits"], "baseline": "small"}
+    plan = read_plan(write(tmp_path, {**PLAN, **changed, "companions": {"digits": {"train": {"epochs": 9}}}}))
+    assert _with(plan, ("small",), 1) == {"encoder": {"dim": 8}, "recipe": "small", "train": {"seed": 1}}
+    assert _with(plan, ("digits",), 2) == {"encoder": {"dim": 8}, "recipe": "digits", "train": {"epochs": 9, "seed": 2}}
+
+
 def test_holm_by_hand() -> None:
     assert _holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert _holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
@@ -131,7 +150,6 @@ SHIPPED = sorted((Path(__file__).parent.parent / "examples" / "plans").glob("*.y
 def test_shipped_plans_are_valid_down_to_every_cell(path: Path, tmp_path: Path) -> None:
     from mocokit.api.opening import configure, read_config
     from mocokit.options import PretrainOptions
-    from mocokit.studies.ablation import _with
 
     plan = read_plan(path)
     for number, cell in enumerate(plan.cells()):
@@ -139,8 +157,8 @@ def test_shipped_plans_are_valid_down_to_every_cell(path: Path, tmp_path: Path) 
         settings.write_text(yaml.safe_dump(_with(plan, cell, plan.seeds[0])))
         _, config = configure(plan.data, PretrainOptions(), read_config(settings))
         for key, value in zip(plan.factors, cell, strict=True):
-            section, name = key.split(".")
-            assert getattr(getattr(config, section), name) == value
+            section, _, name = key.partition(".")
+            assert (getattr(getattr(config, section), name) if name else config.recipe) == value
 
 
 @pytest.mark.slow

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import yaml
 
 from mocokit import files
 from mocokit.api.evaluating import evaluate
 from mocokit.api.pretraining import pretrain
 from mocokit.training import runlog
+from mocokit.training.runfolder import RunFolder
+from mocokit.training.settings import from_yaml
 
 if TYPE_CHECKING:
     from mocokit.studies.ablation import Study
@@ -44,8 +44,9 @@ def ablate(plan_file: str | Path, out: str | Path, *, quiet: bool = False) -> St
     cell's test split is read once. Raises UsageError for a plan that varies more than it says, or another plan in
     `out`; what `pretrain` and `evaluate` raise.
     """
-    from mocokit.studies.ablation import Plan as StudyPlan
-    from mocokit.studies.ablation import read_plan, run_plan
+    from mocokit.studies.ablation import Judged, run_plan
+    from mocokit.studies.study_plan import Plan as StudyPlan
+    from mocokit.studies.study_plan import read_plan
 
     progress = runlog.Progress(quiet=quiet)
 
@@ -57,12 +58,26 @@ def ablate(plan_file: str | Path, out: str | Path, *, quiet: bool = False) -> St
         files.write_text(path, yaml.safe_dump(dict(settings), sort_keys=False))
         pretrain(data, folder, config_file=path, quiet=True)
 
-    def score(folder: Path, labelled: str, study: StudyPlan) -> npt.NDArray[np.float64]:
-        budget = "all" if study.labels_per_class is None else study.labels_per_class
+    def score(folder: Path, labelled: str, study: StudyPlan) -> Judged:
         result = evaluate(
-            folder, labelled, labels_per_class=budget, draws=study.draws, readout=study.metric, quiet=True
+            folder,
+            labelled,
+            labels_per_class="all" if study.labels_per_class is None else study.labels_per_class,
+            draws=study.draws,
+            readout=study.metric,
+            label_column=study.label_column,
+            quiet=True,
         )
-        per_image: npt.NDArray[np.float64] = result.correct[study.metric].mean(0)
-        return per_image
+        run = RunFolder(folder)
+        epochs, health = runlog.read_metrics(run), runlog.read_health(run)
+        images = epochs[0]["step"] * from_yaml(run.config).train.batch_size
+        checked = [point for point in health[0].get("staleness", []) if point[0] == 0] if health else []
+        stale = health[-1].get("staleness", []) if health else []
+        return Judged(
+            result.correct[study.metric].mean(0),
+            tuple((age, cosine) for age, cosine in [*checked, *stale]),
+            epochs[-1]["masked_share"],
+            sum(images / epoch["images_per_second"] for epoch in epochs),
+        )
 
     return run_plan(read_plan(Path(plan_file)), Path(out), train=train, score=score, say=progress.say)
