@@ -193,7 +193,7 @@ class HealthProbe:
             row = {name: _finite(value) for name, value in (facts | self.measure(pair, queue, step)).items()}
             row["findings"] = findings([*self.rows, row])
             self.rows.append(row)
-        elif queue is not None and self._wanted(step):
+        elif queue is not None and self._wanted(step, total_steps):
             self._born.append((step, self._keys(pair)))
         return row
 
@@ -268,10 +268,10 @@ class HealthProbe:
             self._born.append((step, k))
         return told
 
-    def _wanted(self, step: int) -> bool:
+    def _wanted(self, step: int, total_steps: int) -> bool:
         """Between measurements, where keys live for less than `every` steps: half a life and a life before the next."""
         life = int(self.lifetime)
-        left = self.every - step % self.every
+        left = min(self.every - step % self.every, total_steps - step)
         return 1 <= life < self.every and left in (life, (life + 1) // 2)
 
 

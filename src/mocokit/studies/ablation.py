@@ -1,4 +1,4 @@
-"""A pre-registered study of one factor: its plan is hashed and dated before the first run, then carried out as written."""
+"""A pre-registered study of one factor: the plan is hashed and dated before the first run, then carried out."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@
     labels_per_class: 10          # or all
 
 The factor is SECTION.KEY as in config.yaml, or `recipe`. More than one factor is refused unless the plan says
-`factorial: true` and gives `factors: {KEY: [values], ...}`. `companions: {VALUE: {SECTION: {KEY: value}}}` names what must change
-together with a value (epochs, where arms are given equal time); the report repeats it. Cells share their seeds, so
-that all arms see the same order and the same views.
+`factorial: true` and gives `factors: {KEY: [values], ...}`. `companions: {VALUE: {SECTION: {KEY: value}}}` names what
+must change together with a value (epochs, where arms are given equal time); the report repeats it. Cells share their
+seeds, so that all arms see the same order and the same views.
 """
 
 from __future__ import annotations
