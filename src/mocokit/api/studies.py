@@ -71,11 +71,12 @@ def ablate(plan_file: str | Path, out: str | Path, *, quiet: bool = False) -> St
         run = RunFolder(folder)
         epochs, health = runlog.read_metrics(run), runlog.read_health(run)
         images = epochs[0]["step"] * from_yaml(run.config).train.batch_size
-        checked = [point for point in health[0].get("staleness", []) if point[0] == 0] if health else []
-        stale = health[-1].get("staleness", []) if health else []
+        ages: dict[float, list[float]] = {}
+        for age, cosine in (point for row in health for point in row.get("staleness", [])):
+            ages.setdefault(age, []).append(cosine)
         return Judged(
             result.correct[study.metric].mean(0),
-            tuple((age, cosine) for age, cosine in [*checked, *stale]),
+            tuple((age, float(np.mean(ages[age]))) for age in sorted(ages)),
             epochs[-1]["masked_share"],
             sum(images / epoch["images_per_second"] for epoch in epochs),
         )

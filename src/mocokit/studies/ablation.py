@@ -34,7 +34,7 @@ class Judged:
     """What one run came to.
 
     correct: how right it is on each test image, [I] in 0..1. staleness: (age in steps, cosine) of stored keys with the
-    same views encoded now, at the end of the run, youngest first; age 0 is the check that must read 1. masked_share:
+    same views encoded now, means over the run's measurements; age 0 is the check that must read 1. masked_share:
     of the last epoch's queries, those that met a key of their own image; None without a queue. seconds: of training.
     """
 
@@ -248,7 +248,7 @@ def study_table(study: Study) -> str:
         masked = "-" if cell.masked_share is None else f"{cell.masked_share:.0%}"
         lines.append(f"{row}{_stale(cell):>19}{masked:>8}{cell.seconds:>7.0f}")
     lines.append(
-        "stale keys: cosine of the oldest keys measured with the same views encoded now. masked: queries of the last "
+        "stale keys: cosine of the oldest keys with the same views encoded now, mean over the run. masked: queries of the last "
         "epoch that met a key of their own image. s: seconds of training, mean of the seeds."
     )
     if len(plan.seeds) == 1:
