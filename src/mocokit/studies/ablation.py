@@ -248,8 +248,8 @@ def study_table(study: Study) -> str:
         masked = "-" if cell.masked_share is None else f"{cell.masked_share:.0%}"
         lines.append(f"{row}{_stale(cell):>19}{masked:>8}{cell.seconds:>7.0f}")
     lines.append(
-        "stale keys: cosine of the oldest keys with the same views encoded now, mean over the run. masked: queries of the last "
-        "epoch that met a key of their own image. s: seconds of training, mean of the seeds."
+        "stale keys: cosine of the oldest keys with the same views encoded now, mean over the run. masked: queries of "
+        "the last epoch that met a key of their own image. s: seconds of training, mean of the seeds."
     )
     if len(plan.seeds) == 1:
         lines.append("One seed: these intervals hold for these runs only.")
