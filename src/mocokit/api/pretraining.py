@@ -55,7 +55,7 @@ from mocokit.contrast.health import Classes, HealthProbe
 from mocokit.training.precision import choose_execution, num_threads
 from mocokit.training.run import Run, load_run
 from mocokit.training.state import TrainState, make_encoder, make_state, pick_device
-from mocokit.training.trackers import open_trackers
+from mocokit.training.trackers import check_trackers, open_trackers
 
 
 def pretrain(
@@ -137,6 +137,7 @@ def _pretrain(
     stored: RunConfig | None,
     progress: runlog.Progress,
 ) -> Run:
+    check_trackers(track)
     from_file = read_config(config_file)
     if stored is None:
         source, config = configure(data, options, from_file)

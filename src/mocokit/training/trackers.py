@@ -7,6 +7,7 @@ asked for, and its own reporting of usage to its maker is switched off before th
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import math
 import os
@@ -39,13 +40,9 @@ def open_trackers(
     TensorBoard forgets what the interrupted run logged behind it, the others
     begin another run.
 
-    Raises UsageError for an unknown name, MissingDependencyError with the install line where a library is missing.
+    Raises as `check_trackers` does.
     """
-    for name in names:
-        if name not in _OPENERS:
-            raise UsageError(
-                f"No tracker is called {name!r}.{did_you_mean(name, _OPENERS)} Choose of: {', '.join(_OPENERS)}."
-            )
+    check_trackers(names)
     opened: list[Tracker] = []
     try:
         for name in dict.fromkeys(names):
@@ -55,6 +52,19 @@ def open_trackers(
         _All(opened).close()
         raise
     return _All(opened)
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise UsageError for an unknown name, MissingDependencyError with the install line where a library is missing."""
+    for name in names:
+        if name not in _OPENERS:
+            raise UsageError(
+                f"No tracker is called {name!r}.{did_you_mean(name, _OPENERS)} Choose of: {', '.join(_OPENERS)}."
+            )
+        if importlib.util.find_spec(name) is None:
+            raise MissingDependencyError(
+                f"The {name} tracker needs a package that isn't installed ({name}). Install it: {INSTALL}"
+            )
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
