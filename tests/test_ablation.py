@@ -133,8 +133,9 @@ def test_a_recipe_can_be_the_factor_and_values_can_have_companions(tmp_path: Pat
     base = {"encoder": {"dim": 8}}
     changed = {"base": base, "factor": "recipe", "values": ["small", "digits"], "baseline": "small"}
     plan = read_plan(write(tmp_path, {**PLAN, **changed, "companions": {"digits": {"train": {"epochs": 9}}}}))
-    assert _with(plan, ("small",), 1) == {"encoder": {"dim": 8}, "recipe": "small", "train": {"seed": 1}}
-    assert _with(plan, ("digits",), 2) == {"encoder": {"dim": 8}, "recipe": "digits", "train": {"epochs": 9, "seed": 2}}
+    fixed = {"encoder": {"dim": 8}, "execution": {"precision": "fp32", "layout": "contiguous"}}
+    assert _with(plan, ("small",), 1) == fixed | {"recipe": "small", "train": {"seed": 1}}
+    assert _with(plan, ("digits",), 2) == fixed | {"recipe": "digits", "train": {"epochs": 9, "seed": 2}}
 
 
 def test_holm_by_hand() -> None:

@@ -151,8 +151,14 @@ def _slug(plan: Plan, cell: Sequence[Any]) -> str:
     )
 
 
+FIXED = {"precision": "fp32", "layout": "contiguous"}
+
+
 def _with(plan: Plan, cell: Sequence[Any], seed: int) -> dict[str, Any]:
-    """The base configuration with this cell's values and seed."""
+    """The base configuration with this cell's values and seed.
+
+    Precision and layout are fp32 and contiguous unless the plan names others: a timing could pick differently by arm.
+    """
     nested: dict[str, Any] = json.loads(json.dumps(plan.base))
     for key, value in zip(plan.factors, cell, strict=True):
         section, _, name = key.partition(".")
@@ -163,6 +169,7 @@ def _with(plan: Plan, cell: Sequence[Any], seed: int) -> dict[str, Any]:
         for companion, changes in plan.companions.get(value, {}).items():
             nested[companion] = nested.get(companion, {}) | changes
     nested.setdefault("train", {})["seed"] = seed
+    nested["execution"] = FIXED | nested.get("execution", {})
     return nested
 
 

@@ -17,7 +17,8 @@
 The factor is SECTION.KEY as in config.yaml, or `recipe`. More than one factor is refused unless the plan says
 `factorial: true` and gives `factors: {KEY: [values], ...}`. `companions: {VALUE: {SECTION: {KEY: value}}}` names what
 must change together with a value (epochs, where arms are given equal time); the report repeats it. Cells share their
-seeds, so that all arms see the same order and the same views.
+seeds, so that all arms see the same order and the same views, and compute in fp32 and contiguous layout unless
+`base: execution:` names others: what a timing picks could differ between arms.
 """
 
 from __future__ import annotations
