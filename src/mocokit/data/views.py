@@ -38,7 +38,7 @@ _WORDS = np.array([word(name) for name in _DRAWS], np.uint64)[:, None, None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ViewConfig:
-    """What is done at random to a picture: crop, flip, affine, jitter, grey, blur, solarise, noise and normalise, in order.
+    """Done at random to a picture: crop, flip, affine, jitter, grey, blur, solarise, noise, normalise, in order.
 
     The fields' defaults do nothing but the central square crop. Raises UsageError for a value out of range.
 
@@ -130,7 +130,8 @@ def view_recipe(name: str, size: int) -> ViewConfig:
     "moco-v1": He et al. 2020, section 3.3, and the released code. "moco-v2": Chen et al. 2020, the released code.
     "simclr": Chen et al. 2020 (SimCLR), appendix A, at colour strength 1. "byol": Grill et al. 2020, the table of
     augmentations, with blur and solarisation unlike in the two views; MoCo v3's are these with a smallest crop of 0.2
-    for ResNets. "mnist-like": for small grey drawings such as digits, which a mirror image or a crop would turn into something else.
+    for ResNets. "mnist-like": for small grey drawings such as digits, which a mirror image or a crop would turn into
+    something else.
 
     Deviation: the papers' mean and std are ImageNet's, here 0.5 and 0.5 until the data's own are put in. The released
     v2 blurs by Pillow's box filters, here a Gaussian of as many taps as SimCLR takes (three at small sizes).

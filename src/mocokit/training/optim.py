@@ -89,9 +89,7 @@ class LARS(torch.optim.Optimizer):
     def __init__(
         self, params: Iterable[Tensor], *, lr: float, momentum: float, weight_decay: float, trust: float
     ) -> None:
-        super().__init__(
-            params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
-        )
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
