@@ -132,7 +132,10 @@ def _rebuild(current: Any, changes: Mapping[str, Any]) -> Any:
     try:
         return replace(current, **changes)
     except ValueError as error:  # the contrast room knows no error classes of ours
-        raise UsageError(str(error)) from error
+        method = changes.get("method", getattr(current, "method", None))
+        other = method != getattr(current, "method", None)
+        hint = f" The recipe is for {current.method}; choose one for {method} with --recipe." if other else ""
+        raise UsageError(f"{error}{hint}") from error
 
 
 def assemble(

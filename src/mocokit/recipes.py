@@ -404,7 +404,9 @@ def recipe_notes(config: RunConfig) -> list[str]:
         exact = 2 ** round(math.log2(max(S / 8, 1))) == config.contrast.K
         notes.append(_note("contrast.K", config.contrast.K, usual if exact else limits[config.contrast.K]))
     if "backbone" in recipe.fitted and config.encoder.backbone == default_backbone(size):
-        notes.append(_note("encoder.backbone", config.encoder.backbone, f"for views of {size} px; name another freely"))
+        published = RECIPES[config.recipe].setting == "imagenet"
+        other = "the paper's is ResNet-50 (--backbone resnet50)" if published else "name another freely"
+        notes.append(_note("encoder.backbone", config.encoder.backbone, f"for views of {size} px; {other}"))
     for place, reason in recipe.why.items():
         section, key = place.split(".")
         if getattr(getattr(config, section), key) == recipe.value(place):

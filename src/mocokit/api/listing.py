@@ -10,7 +10,7 @@ import yaml
 from mocokit import config as configuration
 from mocokit.errors import UsageError, did_you_mean
 from mocokit.options import PretrainOptions
-from mocokit.recipes import RECIPES, recipe_notes
+from mocokit.recipes import RECIPES, DataFacts, is_vit, recipe_notes
 from mocokit.training.settings import RunConfig
 
 _DECIDED = ("views", "encoder", "contrast", "optim", "train")
@@ -42,10 +42,12 @@ class RecipeSheet:
     notes: list[str]
 
     def sections(self) -> dict[str, Any]:
-        """Every setting that the recipe decides. Mean and standard deviation of the pixels come from the data."""
+        """Every setting with an effect that the recipe decides. The pixels' mean and deviation come from the data."""
         plain = self.config.to_dict()
         for measured in ("mean", "std"):
             del plain["views"][measured]
+        for name in ("contrast", "optim"):
+            plain[name] = {key: value for key, value in plain[name].items() if getattr(self.config, name).uses(key)}
         return {name: plain[name] for name in _DECIDED}
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,7 +80,10 @@ def recipe_sheet(
     if name not in RECIPES:
         raise UsageError(f"No recipe is called '{name}'.{did_you_mean(name, RECIPES)} `mocokit recipes` lists them.")
     usual = RECIPES[name].usual
-    S, size = images or usual.images, image_size or usual.image_size
+    S, size = usual.images if images is None else images, usual.image_size if image_size is None else image_size
+    batch = RECIPES[name].make(DataFacts(S, size, backbone)).train.batch_size
+    if batch > S:
+        raise UsageError(f"{name} trains with batches of {batch:,}: --images must be at least that. Got {S}.")
     config = configuration.assemble(
         name,
         PretrainOptions(recipe=name, image_size=size, backbone=backbone),
@@ -89,5 +94,6 @@ def recipe_sheet(
         split=None,
         index_hash="",
     )
-    row = next(row for row in named_recipes() if row["name"] == name)
-    return RecipeSheet(row, S, size, config, recipe_notes(config))
+    described = "moco-v3-vit" if name == "moco-v3" and is_vit(backbone) else name
+    row = next(row for row in named_recipes() if row["name"] == described)
+    return RecipeSheet(row | {"name": name}, S, size, config, recipe_notes(config))
