@@ -346,7 +346,7 @@ def assert_uniform(values: npt.NDArray[np.float64], low: float, high: float) -> 
 
 
 def test_every_number_is_a_hash_of_seed_name_epoch_id_and_view() -> None:
-    config = replace(EVERYTHING, jitter=1.0, blur=1.0)
+    config = replace(EVERYTHING, jitter=1.0, blur=1.0, blur_second=None)
     ids = np.array([5, 123456789, 2**62 + 3], np.int64)
     p = draw_parameters(config, np.full((3, 2), 40), ids, seed=9, epoch=4, views=(2, 7))
     for row, (view, identity) in enumerate((view, int(identity)) for view in (2, 7) for identity in ids):
@@ -358,6 +358,7 @@ def test_every_number_is_a_hash_of_seed_name_epoch_id_and_view() -> None:
         assert p.colour[row, 0] == pytest.approx(0.6 + 0.8 * u("brightness"))
         assert p.colour[row, 3] == pytest.approx(0.8 * u("hue") - 0.4)
         assert p.sigma[row] == pytest.approx(0.1 + 1.9 * u("blur sigma"))
+        assert p.solarize[row] == (u("solarize") < (0.6 if view % 2 else 0.3))
         assert p.noise_key[row] == hash_words(9, word("noise"), 4, identity, view)[0]
 
 
@@ -497,7 +498,8 @@ def test_an_unknown_recipe_suggests_a_near_one() -> None:
         ("rotation", -1.0), ("zoom", (0.0, 1.0)), ("zoom", (1.0, math.inf)), ("shift", 2.0), ("shear", 90.0),
         ("jitter", -0.1), ("brightness", -0.4), ("contrast", math.inf), ("saturation", float("nan")), ("hue", 0.6),
         ("grayscale", 2.0), ("blur", -1.0), ("blur_sigma", (0.0, 1.0)), ("blur_sigma", (2.0, 1.0)),
-        ("blur_kernel", 4), ("blur_kernel", 99), ("blur_kernel", -3), ("noise", -0.1), ("solarize", 1.5), ("blur_second", -0.1), ("solarize_second", math.nan), ("mean", (0.5, 0.5)),
+        ("blur_kernel", 4), ("blur_kernel", 99), ("blur_kernel", -3), ("noise", -0.1), ("mean", (0.5, 0.5)),
+        ("solarize", 1.5), ("blur_second", -0.1), ("solarize_second", math.nan),
         ("mean", (0.5, 0.5, math.nan)), ("std", (0.5, 0.0, 0.5)), ("std", (1.0,)),
     ],
 )  # fmt: skip
