@@ -163,7 +163,10 @@ def test_a_recipe_says_what_it_adapted_and_nothing_that_was_set_by_hand() -> Non
     assert "K 8,192: the power of two nearest to an eighth of 50,000 images" in notes
     assert "backbone small-cnn: for views of 32 px; name another freely" in notes
     assert any(note.startswith("epochs 100: ") for note in notes)
-    assert any(note.startswith("m 0.99: the 8,192 keys of the queue are renewed within 32 steps") for note in notes)
+    assert any(
+        note.startswith("m 0.99: the recipe's queue for 50,000 images, 8,192 keys, is renewed within 32 of")
+        for note in notes
+    )
     by_hand = recipe_notes(
         made("moco-v2-small", 50_000, 32, queue_size=100, backbone="resnet18", epochs=3, momentum=0.5)
     )

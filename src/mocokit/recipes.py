@@ -234,7 +234,9 @@ def small(recipe: Recipe, facts: DataFacts) -> Recipe:
     if contrast.has_queue:
         keys = default_queue_size(S, batch)
         contrast = replace(contrast, m=0.99 if keys <= 32768 else 0.999)
-        why["contrast.m"] = f"the {keys:,} keys of the queue are renewed within {keys // batch} steps of {batch}"
+        why["contrast.m"] = (
+            f"the recipe's queue for {S:,} images, {keys:,} keys, is renewed within {keys // batch} of its steps"
+        )
     elif contrast.has_momentum:
         contrast = replace(contrast, m=0.99)
         why["contrast.m"] = "rising to 1; few steps leave no time for a slower start"
