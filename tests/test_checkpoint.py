@@ -42,11 +42,16 @@ def _one_thread() -> Iterator[None]:
 
 
 def fresh(
-    seed: int = 0, *, K: int = 15, dim: int = 8, backbone: str = "small-cnn-4-6", sgd_momentum: float = 0.9
+    seed: int = 0,
+    *,
+    K: int = 15,
+    dim: int = 8,
+    backbone: str = "small-cnn-4-6",
+    optim: OptimConfig = OptimConfig(lr=0.1),
 ) -> TrainState:
     encoder = build_encoder(EncoderConfig(backbone=backbone, dim=dim), image_size=8, seed=seed)
     pair = EncoderPair(encoder)
-    optimizer = build_optimizer(OptimConfig(lr=0.1, sgd_momentum=sgd_momentum), pair.trained)
+    optimizer = build_optimizer(optim, pair.trained)
     return TrainState(pair, KeyQueue(K, dim), optimizer)
 
 
@@ -118,6 +123,22 @@ def test_a_restored_state_goes_on_bit_for_bit(tmp_path: Path, order: str, layout
     assert same(everything(state), everything(other))
 
 
+@pytest.mark.parametrize("optim", [OptimConfig(kind="lars"), OptimConfig(kind="adamw")], ids=lambda o: o.kind)
+def test_so_it_does_under_every_optimiser(tmp_path: Path, optim: OptimConfig) -> None:
+    state, other = fresh(0, optim=optim), fresh(1, optim=optim)
+    train(state, 4)
+    train(other, 1)
+    save_checkpoint(state, tmp_path, FACTS)
+    load_checkpoint(other, find_checkpoint(tmp_path))
+    assert same(everything(state), everything(other))
+    assert train(state, 5) == train(other, 5)
+    assert same(everything(state), everything(other))
+    with pytest.raises(DamagedError, match=r"optim\.safetensors does not fit this run's configuration: "):
+        load_checkpoint(
+            fresh(optim=OptimConfig(kind="adamw" if optim.kind == "lars" else "lars")), find_checkpoint(tmp_path)
+        )
+
+
 def test_a_half_filled_queue_comes_back(tmp_path: Path) -> None:
     state, other = fresh(0, K=100), fresh(1, K=100)
     train(state, 2)
@@ -129,7 +150,8 @@ def test_a_half_filled_queue_comes_back(tmp_path: Path) -> None:
 
 def test_the_state_before_the_first_step_and_without_momentum_has_no_buffers(tmp_path: Path) -> None:
     for number, (momentum, steps) in enumerate(((0.9, 0), (0.0, 3))):
-        state, other = fresh(0, sgd_momentum=momentum), fresh(1, sgd_momentum=momentum)
+        optim = OptimConfig(lr=0.1, sgd_momentum=momentum)
+        state, other = fresh(0, optim=optim), fresh(1, optim=optim)
         train(state, steps)
         folder = files.make_folder(tmp_path / str(number))
         save_checkpoint(state, folder, FACTS)

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import yaml
 
-from mocokit.config import _PLACES, RECIPES, assemble, auto_recipe, default_queue_size, read_yaml, resumed
+from mocokit.config import _PLACES, assemble, read_yaml, resumed
 from mocokit.errors import DamagedError, UsageError
 from mocokit.options import PretrainOptions
-from mocokit.training.settings import SECTIONS, RunConfig, fit, from_yaml, shown, to_yaml
+from mocokit.recipes import RECIPES, auto_recipe, default_queue_size
+from mocokit.training.settings import LATER, SECTIONS, RunConfig, fit, from_yaml, shown, to_yaml
 
 OPTIONS = [field.name for field in dataclasses.fields(PretrainOptions)]
 
@@ -56,6 +57,7 @@ GIVEN: dict[str, tuple[Any, Any]] = {
     "recipe": ("moco-v1", "moco-v2"),
     "epochs": (7, 8),
     "batch_size": (32, 64),
+    "accumulate": (2, 4),
     "seed": (5, 6),
     "backbone": ("resnet18", "resnet34"),
     "image_size": (40, 48),
@@ -64,12 +66,18 @@ GIVEN: dict[str, tuple[Any, Any]] = {
     "momentum": (0.5, 0.6),
     "momentum_end": (0.7, 0.8),
     "order": ("paper", "ema-first"),
+    "symmetric": (True, False),
+    "bn_groups": (2, 4),
     "mask_source": (True, False),
     "mask_group": (False, True),
     "queue_init": ("empty", "random"),
     "stem": ("small", "standard"),
     "head": ("mlp", "linear"),
+    "head_layers": (3, 4),
+    "hidden": (16, 24),
     "dim": (16, 24),
+    "predictor": ("mlp-bn", "mlp-bn-all"),
+    "freeze_patches": (True, False),
     "split": ("val", "test"),
     "label_column": ("name", "kind"),
     "group_column": ("patient", "product"),
@@ -77,6 +85,7 @@ GIVEN: dict[str, tuple[Any, Any]] = {
     "crop_min": (0.3, 0.4),
     "blur": (True, False),
     "max_bad": (0.2, 0.3),
+    "optimizer": ("lars", "adamw"),
     "lr": (0.5, 0.6),
     "sgd_momentum": (0.1, 0.2),
     "weight_decay": (0.01, 0.02),
@@ -91,6 +100,8 @@ GIVEN: dict[str, tuple[Any, Any]] = {
     "eval_every": (13, 14),
 }
 """Two values of each option that no recipe has both of."""
+WITH: dict[str, dict[str, Any]] = {"predictor": {"recipe": "byol-small"}}
+"""What else must be given for the option to have an effect."""
 
 
 def test_every_option_is_tried_here() -> None:
@@ -101,7 +112,7 @@ def test_every_option_is_tried_here() -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_has_an_effect(make: Make, name: str) -> None:
     """Two values give two configurations, and where the option has a key of its own it alone differs."""
-    one, other = (make(**{name: value}).to_dict() for value in GIVEN[name])
+    one, other = (make(**{name: value}, **WITH.get(name, {})).to_dict() for value in GIVEN[name])
     assert one != other
     if name in _PLACES:
         section, key = _PLACES[name]
@@ -119,8 +130,9 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_recipe(make: Make, name
     section, key = _PLACES[name]
     in_file, by_flag = GIVEN[name]
     text = yaml.safe_dump({section: {key: in_file}})
-    assert getattr(getattr(make(text), section), key) == in_file
-    assert getattr(getattr(make(text, **{name: by_flag}), section), key) == by_flag
+    more = WITH.get(name, {})
+    assert getattr(getattr(make(text, **more), section), key) == in_file
+    assert getattr(getattr(make(text, **{name: by_flag}, **more), section), key) == by_flag
 
 
 def test_flags_without_a_key_of_their_own_win_too(make: Make, tmp_path: Path) -> None:
@@ -393,7 +405,15 @@ def test_numbers_that_yaml_takes_for_text(make: Make) -> None:
         ({"crop_min": 0.0}, "crop_area is (0.0, 1.0)"),
         ({"image_size": 0}, "The image size must be a whole number from 8 to 2048 pixels. Got 0."),
         ({"image_size": 4000}, "Got 4000."),
-        ({"recipe": "moco-v3"}, "No recipe is called 'moco-v3'. Did you mean 'moco-v2'? Choose one of: auto, small,"),
+        ({"recipe": "moco-v33"}, "No recipe is called 'moco-v33'. Did you mean 'moco-v3'? Choose one of: auto, small,"),
+        ({"accumulate": 0}, "`accumulate` must divide the batch of 256 into equal parts of at least 2 images. Got 0."),
+        ({"accumulate": 3}, "Got 3."),
+        ({"accumulate": 256}, "Got 256."),
+        ({"accumulate": 64, "bn_groups": 4}, "`bn_groups: 4` needs at least 8 images at once. Got 4."),
+        ({"predictor": "mlp-bn"}, "`predictor` has no effect on moco: leave it out. Got mlp-bn."),
+        ({"recipe": "byol-small", "temperature": 0.3}, "`T` has no effect on byol: leave it out. Got 0.3."),
+        ({"recipe": "simclr-small", "symmetric": True}, "`symmetric` has no effect on simclr"),
+        ({"optimizer": "adamw", "sgd_momentum": 0.5}, "`sgd_momentum` has no effect on adamw: leave it out. Got 0.5."),
         ({"recipe": ""}, "No recipe is called ''."),
         ({"views": "moco"}, "There is no view recipe 'moco'."),
         ({"epochs": "abc"}, "epochs must be a whole number. Got 'abc'."),
@@ -414,10 +434,17 @@ def test_numpy_numbers_are_numbers(make: Make) -> None:
     to_yaml(found)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_recipes_are_those_the_help_names(name: str) -> None:
-    source = Path(__file__).parents[1] / "src" / "mocokit" / "options.py"
-    assert f" {name}," in source.read_text() or f" {name}." in source.read_text()
+def test_the_recipes_are_those_the_help_names() -> None:
+    source = (Path(__file__).parents[1] / "src" / "mocokit" / "options.py").read_text()
+    for name, recipe in RECIPES.items():
+        suffix = f"-{recipe.setting}"
+        for part in [name.removesuffix(suffix), suffix] if name.endswith(suffix) else [name]:
+            assert re.search(rf" {part}[,. ]", source), part
+
+
+def test_a_method_that_the_recipe_is_not_for(make: Make) -> None:
+    with pytest.raises(UsageError, match="The recipe is for moco; choose one for byol with --recipe"):
+        make("contrast: {method: byol}")
 
 
 # ------------------------------------------------------------------------------------------------ on the disk
@@ -464,6 +491,51 @@ def test_a_damaged_configuration_is_refused(make: Make, tmp_path: Path, damage: 
         from_yaml(path)
 
 
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def test_a_configuration_from_before_a_key_was_added_is_read_and_has_the_same_digest(
+    make: Make, tmp_path: Path
+) -> None:
+    """golden/ holds what the version before the keys of LATER wrote: a config.yaml, and the digests of recipes."""
+    old = from_yaml(GOLDEN / "config.yaml")
+    digests = json.loads((GOLDEN / "digests.json").read_text())
+    assert old.digest() == digests["small 5000 32"]
+    assert old == make(recipe="small", images=5000, side=32)
+    for key, digest in digests.items():
+        name, images, side = key.split()
+        assert make(recipe=name, images=int(images), side=int(side)).digest() == digest, key
+    (tmp_path / "config.yaml").write_text(to_yaml(old))
+    assert from_yaml(tmp_path / "config.yaml") == old
+
+
+def test_only_keys_that_came_later_may_be_missing(make: Make, tmp_path: Path) -> None:
+    """A field that is added must be named in LATER, with a default that means "as before"."""
+    before = yaml.safe_load((GOLDEN / "config.yaml").read_text())
+    whole = make().to_dict()
+    for section in SECTIONS:
+        assert set(whole[section]) == set(before[section]) | set(LATER.get(section, ())), section
+        for key in whole[section]:
+            less = {**whole, section: {k: v for k, v in whole[section].items() if k != key}}
+            (tmp_path / "config.yaml").write_text(yaml.safe_dump(less))
+            if key in LATER.get(section, ()):
+                assert from_yaml(tmp_path / "config.yaml") == make()
+            else:
+                with pytest.raises(DamagedError, match=f"section '{section}' lacks or adds a key"):
+                    from_yaml(tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize(("section", "key"), [(section, key) for section, keys in LATER.items() for key in keys])
+def test_a_later_key_away_from_its_default_is_in_the_digest(make: Make, section: str, key: str) -> None:
+    default = getattr(getattr(make(), section), key)
+    value = other_values(f"{section}.{key}", default, get_type_hints(SECTIONS[section])[key])[0]
+    changes = {section: {key: value}}
+    if key == "trust":
+        changes = {section: {key: value, "kind": "lars"}}
+        assert make(yaml.safe_dump(changes)).digest() != make(optimizer="lars").digest()
+    assert make(yaml.safe_dump(changes)).digest() != make().digest()
+
+
 def test_a_missing_configuration_is_damage(tmp_path: Path) -> None:
     with pytest.raises(DamagedError, match=r"config\.yaml: No such file"):
         from_yaml(tmp_path / "config.yaml")
@@ -473,7 +545,7 @@ def test_the_digest_is_of_what_decides_the_bits(make: Make) -> None:
     base = make()
     free = {"workers", "checkpoint_every", "eval_every"}
     for name in OPTIONS:
-        digests = {make(**{name: value}).digest() for value in GIVEN[name]}
+        digests = {make(**{name: value}, **WITH.get(name, {})).digest() for value in GIVEN[name]}
         assert len(digests) == (1 if name in free else 2), name
     assert make(spec="moved to another place").digest() == base.digest()
     assert make(images=6000).digest() != base.digest()
@@ -495,7 +567,7 @@ def test_a_resume_takes_the_stored_settings_and_the_free_flags(make: Make) -> No
 @pytest.mark.parametrize("name", [n for n in OPTIONS if n not in ("workers", "checkpoint_every", "eval_every")])
 def test_a_resume_with_another_setting_is_refused_and_the_same_is_not(make: Make, name: str) -> None:
     one, other = GIVEN[name]
-    stored = make(**{name: one})
+    stored = make(**{name: one}, **WITH.get(name, {}))
     assert resumed(stored, PretrainOptions(**{name: one})) == stored
     with pytest.raises(UsageError, match=f"(?m)^  --{name.replace('_', '-')}: ") as caught:
         resumed(stored, PretrainOptions(**{name: other}))
@@ -548,7 +620,7 @@ def test_fitting_takes_what_means_the_same_and_nothing_else() -> None:
 def test_every_recipe_has_the_same_digest_after_a_round_trip(tmp_path: Path) -> None:
     """Else a run could not be resumed: its checkpoints record the digest of the configuration in memory."""
     for name in RECIPES:
-        options = PretrainOptions(recipe=name, batch_size=4, warmup_epochs=2)
+        options = PretrainOptions(recipe=name, batch_size=16, warmup_epochs=2)
         config = assemble(
             "digits",
             options,

@@ -26,11 +26,11 @@ from mocokit.data.randomness import hash_words, sample_id, uniform, word
 from mocokit.data.views import ViewConfig, draw_parameters, make_views, plain_view, view_recipe
 from mocokit.errors import UsageError
 
-RECIPES = ("moco-v1", "moco-v2", "mnist-like")
+RECIPES = ("moco-v1", "moco-v2", "simclr", "byol", "mnist-like")
 EVERYTHING = ViewConfig(
     size=17, crop_area=(0.2, 1.0), flip=0.5, rotation=20.0, zoom=(0.8, 1.2), shift=0.1, shear=10.0,
     jitter=0.8, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.4,
-    grayscale=0.3, blur=0.5, blur_kernel=5, noise=0.1,
+    grayscale=0.3, blur=0.5, blur_kernel=5, solarize=0.3, blur_second=0.2, solarize_second=0.6, noise=0.1,
 )  # fmt: skip
 
 
@@ -218,9 +218,10 @@ def test_noise_has_the_stated_form_and_moments() -> None:
 # Whole views
 
 
-@pytest.mark.parametrize("recipe", ["moco-v1", "moco-v2", "mnist-like"])
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_a_view_is_the_chain_of_torchvisions_operations(recipe: str) -> None:
     config = replace(view_recipe(recipe, 21), mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3), noise=0.0)
+    assert config.solarize_second is None or config.solarize_second > 0  # in view 1
     images, extents, ids = pictures(24, 30)
     p = draw_parameters(config, extents.numpy(), ids, seed=4, epoch=5, views=(1,))
     (ours,) = make_views(config, images, extents, ids, seed=4, epoch=5, views=(1,))
@@ -237,6 +238,8 @@ def test_a_view_is_the_chain_of_torchvisions_operations(recipe: str) -> None:
             x = tv.rgb_to_grayscale(x, 3)
         if p.sigma[n] > 0:
             x = tv.gaussian_blur(x, [config.blur_kernel] * 2, [float(p.sigma[n])] * 2)
+        if p.solarize[n]:
+            x = tv.solarize(x, 0.5)
         torch.testing.assert_close(ours[n : n + 1], tv.normalize(x, config.mean, config.std), atol=1e-4, rtol=0)
 
 
@@ -343,7 +346,7 @@ def assert_uniform(values: npt.NDArray[np.float64], low: float, high: float) -> 
 
 
 def test_every_number_is_a_hash_of_seed_name_epoch_id_and_view() -> None:
-    config = replace(EVERYTHING, jitter=1.0, blur=1.0)
+    config = replace(EVERYTHING, jitter=1.0, blur=1.0, blur_second=None)
     ids = np.array([5, 123456789, 2**62 + 3], np.int64)
     p = draw_parameters(config, np.full((3, 2), 40), ids, seed=9, epoch=4, views=(2, 7))
     for row, (view, identity) in enumerate((view, int(identity)) for view in (2, 7) for identity in ids):
@@ -355,6 +358,7 @@ def test_every_number_is_a_hash_of_seed_name_epoch_id_and_view() -> None:
         assert p.colour[row, 0] == pytest.approx(0.6 + 0.8 * u("brightness"))
         assert p.colour[row, 3] == pytest.approx(0.8 * u("hue") - 0.4)
         assert p.sigma[row] == pytest.approx(0.1 + 1.9 * u("blur sigma"))
+        assert p.solarize[row] == (u("solarize") < (0.6 if view % 2 else 0.3))
         assert p.noise_key[row] == hash_words(9, word("noise"), 4, identity, view)[0]
 
 
@@ -426,6 +430,34 @@ def test_v1_jitters_always_and_strongly_and_v2_does_not() -> None:
     assert view_recipe("moco-v2", 224).blur_kernel == 23
 
 
+def test_byol_blurs_and_solarises_the_two_views_unlike() -> None:
+    p = draws(view_recipe("byol", 224))
+    first, second = np.split(p.sigma > 0, 2)
+    assert first.all()
+    assert second.mean() == pytest.approx(0.1, abs=0.02)
+    first, second = np.split(p.solarize, 2)
+    assert not first.any()
+    assert second.mean() == pytest.approx(0.2, abs=0.02)
+    assert_uniform(p.colour[:, 2], 0.8, 1.2)
+
+
+def test_every_second_view_is_like_the_second() -> None:
+    seed = 2
+    config, extents, ids = view_recipe("byol", 32), np.full((400, 2), 32), np.arange(400)
+    p = draw_parameters(config, extents, ids, seed=seed, epoch=0, views=(3, 0, 2, 1))
+    shares = [float(part.mean()) for part in np.split(p.sigma > 0, 4)]
+    assert (shares[1], shares[2]) == (1.0, 1.0)
+    assert max(shares[0], shares[3]) < 0.2
+    same = draw_parameters(
+        replace(config, blur_second=1.0, solarize_second=0.0), extents, ids, seed=seed, epoch=0, views=(0, 1)
+    )
+    none = draw_parameters(
+        replace(config, blur_second=None, solarize_second=None), extents, ids, seed=seed, epoch=0, views=(0, 1)
+    )
+    np.testing.assert_array_equal(same.sigma, none.sigma)
+    np.testing.assert_array_equal(same.solarize, none.solarize)
+
+
 def test_mnist_like_neither_flips_nor_crops_nor_colours() -> None:
     config = view_recipe("mnist-like", 24)
     p = draws(config, extent=(24, 24))
@@ -467,6 +499,7 @@ def test_an_unknown_recipe_suggests_a_near_one() -> None:
         ("jitter", -0.1), ("brightness", -0.4), ("contrast", math.inf), ("saturation", float("nan")), ("hue", 0.6),
         ("grayscale", 2.0), ("blur", -1.0), ("blur_sigma", (0.0, 1.0)), ("blur_sigma", (2.0, 1.0)),
         ("blur_kernel", 4), ("blur_kernel", 99), ("blur_kernel", -3), ("noise", -0.1), ("mean", (0.5, 0.5)),
+        ("solarize", 1.5), ("blur_second", -0.1), ("solarize_second", math.nan),
         ("mean", (0.5, 0.5, math.nan)), ("std", (0.5, 0.0, 0.5)), ("std", (1.0,)),
     ],
 )  # fmt: skip

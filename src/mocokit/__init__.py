@@ -15,9 +15,11 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api import evaluate as evaluate
     from mocokit.api import lab as lab
     from mocokit.api import load_run as load_run
+    from mocokit.api import named_recipes as named_recipes
     from mocokit.api import pack as pack
     from mocokit.api import plan as plan
     from mocokit.api import pretrain as pretrain
+    from mocokit.api import recipe_sheet as recipe_sheet
     from mocokit.contrast.encoders import Encoder as Encoder
     from mocokit.contrast.encoders import EncoderConfig as EncoderConfig
     from mocokit.contrast.encoders import EncoderPair as EncoderPair
@@ -44,7 +46,10 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
 __version__ = "0.1.0"
 
 _WHERE = {
-    "mocokit.api": ("Plan", "ablate", "doctor", "evaluate", "lab", "load_run", "pack", "plan", "pretrain"),
+    "mocokit.api": (
+        "Plan", "ablate", "doctor", "evaluate", "lab", "load_run", "named_recipes", "pack", "plan", "pretrain",
+        "recipe_sheet",
+    ),
     "mocokit.contrast.encoders": ("Encoder", "EncoderConfig", "EncoderPair", "build_encoder"),
     "mocokit.contrast.key_queue": ("KeyQueue", "Keys"),
     "mocokit.contrast.losses": ("info_nce", "same_source"),
@@ -55,7 +60,7 @@ _WHERE = {
     "mocokit.evaluation.verdict": ("Verdict",),
     "mocokit.options": ("PretrainOptions",),
     "mocokit.training.run": ("Run",),
-}
+}  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
 __all__ = sorted([*_MODULE_OF, "__version__"])

@@ -6,20 +6,17 @@ Each section's dataclass lives beside the code that uses it. This module only pu
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
 
-from mocokit.contrast.encoders import EncoderConfig
-from mocokit.contrast.steps import ContrastConfig
 from mocokit.data.views import ViewConfig, view_recipe
 from mocokit.errors import UsageError, did_you_mean
 from mocokit.options import PretrainOptions
-from mocokit.training.optim import OptimConfig
+from mocokit.recipes import RECIPES, DataFacts, auto_recipe, default_backbone, default_queue_size
 from mocokit.training.precision import ExecutionConfig
 from mocokit.training.settings import (
     MISFIT,
@@ -33,107 +30,12 @@ from mocokit.training.settings import (
     spell,
 )
 
-# ------------------------------------------------------------------------------------------------- recipes
-
-
-@dataclass(frozen=True, slots=True)
-class DataFacts:
-    """What a recipe may adapt to: S images, the side of the views in pixels."""
-
-    images: int
-    image_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """The sections a recipe decides, before K, backbone and canvas are fitted to the data."""
-
-    views: ViewConfig
-    encoder: EncoderConfig
-    contrast: ContrastConfig
-    optim: OptimConfig
-    train: TrainConfig
-
-
-def small(facts: DataFacts) -> Recipe:
-    """For up to some hundred thousand images on modest machines: a faster key encoder, a sharper softmax."""
-    return Recipe(
-        views=view_recipe("moco-v2", facts.image_size),
-        encoder=EncoderConfig(head="mlp"),
-        contrast=ContrastConfig(T=0.1, m=0.99),
-        optim=OptimConfig(lr=0.12, weight_decay=1e-4, warmup_epochs=0.5),
-        train=TrainConfig(epochs=100, batch_size=256),
-    )
-
-
-def digits(facts: DataFacts) -> Recipe:
-    """For the built-in digits: views that move, turn and zoom; no mirror image, no hue.
-
-    The low learning rate matters: where a short queue and a fast query meet, the network first learns to tell this
-    step's keys from older ones by how far everything has drifted, and the features suffer.
-    """
-    views = view_recipe("mnist-like", facts.image_size)
-    return Recipe(
-        views=replace(views, rotation=40.0, zoom=(0.7, 1.4), shift=0.2, brightness=0.2, contrast=0.2, noise=0.0),
-        encoder=EncoderConfig(backbone="small-cnn-32-64-128-128", head="mlp"),
-        contrast=ContrastConfig(K=256, T=0.1, m=0.99),
-        optim=OptimConfig(lr=0.006, weight_decay=1e-4, warmup_epochs=3.0),
-        train=TrainConfig(epochs=120, batch_size=64),
-    )
-
-
-def moco_v1(facts: DataFacts) -> Recipe:
-    """He et al. 2020, section 4: linear head, T 0.07, m 0.999, SGD 0.03 with a step decay, batch 256, 200 epochs."""
-    return Recipe(
-        views=view_recipe("moco-v1", facts.image_size),
-        encoder=EncoderConfig(head="linear"),
-        contrast=ContrastConfig(T=0.07, m=0.999),
-        optim=OptimConfig(lr=0.03, schedule="step"),
-        train=TrainConfig(epochs=200, batch_size=256),
-    )
-
-
-def moco_v2(facts: DataFacts) -> Recipe:
-    """Chen et al. 2020: MLP head, stronger views, cosine schedule, T 0.2; otherwise as v1."""
-    return Recipe(
-        views=view_recipe("moco-v2", facts.image_size),
-        encoder=EncoderConfig(head="mlp"),
-        contrast=ContrastConfig(T=0.2, m=0.999),
-        optim=OptimConfig(lr=0.03, schedule="cosine"),
-        train=TrainConfig(epochs=200, batch_size=256),
-    )
-
-
-RECIPES: dict[str, Callable[[DataFacts], Recipe]] = {
-    "small": small,
-    "digits": digits,
-    "moco-v1": moco_v1,
-    "moco-v2": moco_v2,
-}
-
-
-def auto_recipe(spec: str, images: int) -> str:
-    """The recipe that `auto` stands for."""
-    if spec in ("digits", "moved-digits"):
-        return "digits"
-    return "small" if images < 200_000 else "moco-v2"
-
-
-def default_queue_size(images: int, batch_size: int) -> int:
-    """K for S images: the power of two nearest to S/8, at least 4 batches, at most 65,536.
-
-    On small data a long queue mostly holds an image's own and its neighbours' old keys. Masking a query's own
-    source keeps any K honest; a K of this size keeps the masked share small.
-    """
-    nearest = 2 ** round(math.log2(max(images / 8, 1)))
-    return int(min(max(nearest, 4 * batch_size), 65536))
-
-
 # ------------------------------------------------------------------------------------------------ assembly
 
 _PLACES: dict[str, tuple[str, str]] = {
     "epochs": ("train", "epochs"),
     "batch_size": ("train", "batch_size"),
+    "accumulate": ("train", "accumulate"),
     "seed": ("train", "seed"),
     "checkpoint_every": ("train", "checkpoint_every"),
     "eval_every": ("train", "eval_every"),
@@ -141,15 +43,22 @@ _PLACES: dict[str, tuple[str, str]] = {
     "backbone": ("encoder", "backbone"),
     "stem": ("encoder", "stem"),
     "head": ("encoder", "head"),
+    "head_layers": ("encoder", "head_layers"),
+    "hidden": ("encoder", "hidden"),
     "dim": ("encoder", "dim"),
+    "predictor": ("encoder", "predictor"),
+    "freeze_patches": ("encoder", "freeze_patches"),
     "queue_size": ("contrast", "K"),
     "temperature": ("contrast", "T"),
     "momentum": ("contrast", "m"),
     "momentum_end": ("contrast", "m_end"),
     "order": ("contrast", "order"),
+    "symmetric": ("contrast", "symmetric"),
+    "bn_groups": ("contrast", "bn_groups"),
     "mask_source": ("contrast", "mask_source"),
     "mask_group": ("contrast", "mask_group"),
     "queue_init": ("contrast", "queue_init"),
+    "optimizer": ("optim", "kind"),
     "lr": ("optim", "lr"),
     "sgd_momentum": ("optim", "sgd_momentum"),
     "weight_decay": ("optim", "weight_decay"),
@@ -223,7 +132,10 @@ def _rebuild(current: Any, changes: Mapping[str, Any]) -> Any:
     try:
         return replace(current, **changes)
     except ValueError as error:  # the contrast room knows no error classes of ours
-        raise UsageError(str(error)) from error
+        method = changes.get("method", getattr(current, "method", None))
+        other = method != getattr(current, "method", None)
+        hint = f" The recipe is for {current.method}; choose one for {method} with --recipe." if other else ""
+        raise UsageError(f"{error}{hint}") from error
 
 
 def assemble(
@@ -254,7 +166,8 @@ def assemble(
     size = _first(given.pop("image_size", None), from_file.get("views", {}).get("size"), min(max(native_side, 8), 224))
     if not 8 <= size <= 2048:
         raise UsageError(f"The image size must be a whole number from 8 to 2048 pixels. Got {size}.")
-    recipe = RECIPES[name](DataFacts(images, size))
+    backbone = given.get("backbone", from_file.get("encoder", {}).get("backbone"))
+    recipe = RECIPES[name].make(DataFacts(images, size, backbone))
     sections: dict[str, Any] = {
         "data": DataConfig(spec=spec, split=split, side=side_for(size), images=images, index_hash=index_hash),
         "views": recipe.views,
@@ -276,20 +189,23 @@ def assemble(
     if (blur := given.pop("blur", None)) is not None:
         usual = changes["views"].get("blur", sections["views"].blur) or 0.5
         changes["views"]["blur"] = usual if blur else 0.0
+        if not blur:
+            changes["views"]["blur_second"] = None  # as in the first view: none
     for flag, value in given.items():
         section, key = _PLACES[flag]
         changes[section][key] = value
     explicit = {(section, key) for section, values in changes.items() for key in values}
     sections = {section: _rebuild(current, changes[section]) for section, current in sections.items()}
-    _fit_to_data(sections, explicit, name, images, size)
+    _fit_to_data(sections, explicit, recipe.fitted, images, size)
     _check_method(sections)
     return RunConfig(recipe=name, **sections)
 
 
 def _check_method(sections: Mapping[str, Any]) -> None:
-    contrast: ContrastConfig = sections["contrast"]
+    """Method, encoder and the images that are in the network at once must go together."""
+    train: TrainConfig = sections["train"]
     try:
-        contrast.check(sections["encoder"], sections["train"].batch_size)
+        sections["contrast"].check(sections["encoder"], train.batch_size // train.accumulate)
     except ValueError as error:
         raise UsageError(str(error)) from error
 
@@ -298,7 +214,9 @@ def _first(*choices: Any) -> Any:
     return next(choice for choice in choices if choice is not None)
 
 
-def _fit_to_data(sections: dict[str, Any], explicit: set[tuple[str, str]], recipe: str, images: int, size: int) -> None:
+def _fit_to_data(
+    sections: dict[str, Any], explicit: set[tuple[str, str]], fitted: tuple[str, ...], images: int, size: int
+) -> None:
     """Settle what nobody named: K, backbone, checkpoint and evaluation intervals."""
     train: TrainConfig = sections["train"]
     if images < train.batch_size:
@@ -310,11 +228,10 @@ def _fit_to_data(sections: dict[str, Any], explicit: set[tuple[str, str]], recip
                 else "Add images: contrast needs several."
             )
         )
-    if recipe != "digits":
-        if ("contrast", "K") not in explicit and sections["contrast"].has_queue:
-            sections["contrast"] = replace(sections["contrast"], K=default_queue_size(images, train.batch_size))
-        if ("encoder", "backbone") not in explicit:
-            sections["encoder"] = replace(sections["encoder"], backbone="small-cnn" if size <= 32 else "resnet18")
+    if "K" in fitted and ("contrast", "K") not in explicit and sections["contrast"].has_queue:
+        sections["contrast"] = replace(sections["contrast"], K=default_queue_size(images, train.batch_size))
+    if "backbone" in fitted and ("encoder", "backbone") not in explicit:
+        sections["encoder"] = replace(sections["encoder"], backbone=default_backbone(size))
     steps_per_epoch = images // train.batch_size
     if ("train", "checkpoint_every") not in explicit:
         train = replace(train, checkpoint_every=min(steps_per_epoch, 500))
@@ -371,5 +288,5 @@ def _views_are(views: ViewConfig, name: str, given: Mapping[str, Any]) -> bool:
     if "crop_min" in given:
         own["crop_area"] = views.crop_area
     if "blur" in given:
-        own["blur"] = views.blur
+        own |= {"blur": views.blur, "blur_second": views.blur_second}
     return replace(view_recipe(name, views.size), **own) == views

@@ -41,11 +41,13 @@ class PretrainOptions:
     """Everything a recipe decides and a flag may change."""
 
     recipe: Annotated[str | None, _in(_COMMON)] = None
-    "Settings to start from: auto, small, digits, moco-v1, moco-v2. auto: small below 200,000 images, else moco-v2."
+    "Settings to start from: auto, small, digits, moco-v1, moco-v2, moco-v3, moco-v3-vit, simclr, byol, and these methods with -cifar, -small or -medical (`mocokit recipes`). auto: small below 200,000 images, else moco-v2."  # noqa: E501
     epochs: Annotated[int | None, _int_in(_COMMON)] = None
     "Passes over the data."
     batch_size: Annotated[int | None, _int_in(_COMMON)] = None
-    "Images per optimiser step."
+    "Images per optimiser step. The learning rate stays the recipe's."
+    accumulate: Annotated[int | None, _int_in(_COMMON)] = None
+    "Parts that a batch goes through the network in, one after the other, to save memory. Default 1."
     seed: Annotated[int | None, _int_in(_COMMON)] = None
     "Decides the initial weights, the order and every view. Default 0."
     backbone: Annotated[str | None, _in(_COMMON)] = None
@@ -63,6 +65,10 @@ class PretrainOptions:
     "m at the end of the run, approached by a half cosine. Default: constant."
     order: Annotated[Literal["paper", "ema-first"] | None, _in(_MOCO)] = None
     "Order of a step: paper (Algorithm 1) or ema-first (the released code). The same losses and query weights."
+    symmetric: Annotated[bool | None, Parameter(group=_MOCO, show_default=False)] = None
+    "Let both views be queries and both keys (MoCo v1, v2; the other methods do so anyway). Default: no."
+    bn_groups: Annotated[int | None, _int_in(_MOCO)] = None
+    "Groups of a batch that batch norm treats apart, the keys shuffled over them (MoCo v1, v2). Default 1."
     mask_source: Annotated[bool | None, Parameter(group=_MOCO, show_default=False)] = None
     "Leave older keys of a query's own image out of its negatives. Default: yes."
     mask_group: Annotated[bool | None, Parameter(group=_MOCO, show_default=False)] = None
@@ -71,10 +77,18 @@ class PretrainOptions:
     "empty: score real keys only. random: start with random unit vectors, as the released code does."
     stem: Annotated[Literal["auto", "small", "standard"] | None, _in(_MOCO)] = None
     "small: 3x3 stride-1 first convolution, no max-pool (ResNets). auto: small up to 64 px."
-    head: Annotated[Literal["linear", "mlp"] | None, _in(_MOCO)] = None
-    "Projection head: linear (v1) or mlp (v2)."
+    head: Annotated[Literal["linear", "mlp", "mlp-bn", "mlp-bn-all"] | None, _in(_MOCO)] = None
+    "Projection head: linear (v1), mlp (v2), mlp-bn: batch norm in hidden layers (BYOL), -all: after the last too (v3)."
+    head_layers: Annotated[int | None, _int_in(_MOCO)] = None
+    "Layers of an MLP head. Default 2."
+    hidden: Annotated[int | None, _int_in(_MOCO)] = None
+    "Width of the hidden layers of head and predictor. Default: the backbone's."
     dim: Annotated[int | None, _int_in(_MOCO)] = None
     "D, dimensions of z. Default 128."
+    predictor: Annotated[Literal["none", "mlp-bn", "mlp-bn-all"] | None, _in(_MOCO)] = None
+    "MLP on the query side alone (MoCo v3, BYOL)."
+    freeze_patches: Annotated[bool | None, Parameter(group=_MOCO, show_default=False)] = None
+    "Leave a ViT's patch projection at its random start (MoCo v3)."
 
     split: Annotated[str | None, _in(_DATA)] = None
     "Use only this split, where the data have splits. Default: train where there is one, else everything."
@@ -83,7 +97,7 @@ class PretrainOptions:
     group_column: Annotated[str | None, _in(_DATA)] = None
     "Column that holds the group (patient, product, video)."
     views: Annotated[str | None, _in(_DATA)] = None
-    "Augmentation recipe: moco-v1, moco-v2 or mnist-like (small gray images)."
+    "Augmentation recipe: moco-v1, moco-v2, simclr, byol or mnist-like (small gray images)."
     crop_min: Annotated[float | None, _in(_DATA)] = None
     "Smallest area of a random crop, as a share of the picture, in (0, 1]."
     blur: Annotated[bool | None, Parameter(group=_DATA, show_default=False)] = None
@@ -91,12 +105,14 @@ class PretrainOptions:
     max_bad: Annotated[float | None, _in(_DATA)] = None
     "Share of unreadable images above which the run stops. Default 0.01."
 
+    optimizer: Annotated[Literal["sgd", "lars", "adamw"] | None, _in(_OPTIM)] = None
+    "sgd with momentum, lars (large batches) or adamw (ViTs). Give --lr with it: their scales differ."
     lr: Annotated[float | None, _in(_OPTIM)] = None
     "Peak learning rate, for this batch size as it stands."
     sgd_momentum: Annotated[float | None, _in(_OPTIM)] = None
-    "Momentum of SGD."
+    "Momentum of SGD and LARS."
     weight_decay: Annotated[float | None, _in(_OPTIM)] = None
-    "L2 penalty."
+    "L2 penalty; with adamw decoupled."
     schedule: Annotated[Literal["cosine", "step", "constant"] | None, _in(_OPTIM)] = None
     "Course of the learning rate."
     warmup_epochs: Annotated[float | None, _in(_OPTIM)] = None

@@ -6,6 +6,7 @@ of the errors of `mocokit.errors`.
 
 from mocokit.api.data import pack
 from mocokit.api.evaluating import evaluate, table_and_verdict
+from mocokit.api.listing import RecipeSheet, named_recipes, recipe_sheet
 from mocokit.api.machine import doctor
 from mocokit.api.planning import Plan, plan
 from mocokit.api.pretraining import pretrain
@@ -14,14 +15,17 @@ from mocokit.training.run import Run, load_run
 
 __all__ = [
     "Plan",
+    "RecipeSheet",
     "Run",
     "ablate",
     "doctor",
     "evaluate",
     "lab",
     "load_run",
+    "named_recipes",
     "pack",
     "plan",
     "pretrain",
+    "recipe_sheet",
     "table_and_verdict",
 ]

@@ -6,6 +6,7 @@ from mocokit.api.planning import key_life, masked_share
 from mocokit.data.loader import BatchLoader
 from mocokit.data.pixels import PixelStore
 from mocokit.data.sources import ImageSource
+from mocokit.recipes import recipe_notes
 from mocokit.reporting import plots
 from mocokit.training import runlog
 from mocokit.training.loop import Schedule
@@ -36,7 +37,7 @@ def announce(
         f"Recipe {config.recipe}: {', '.join(_settings(config))}, {config.execution.precision}, "
         f"{config.execution.layout}, {config.execution.threads} threads."
     )
-    for line in _expectations(config):
+    for line in (*recipe_notes(config), *_expectations(config)):
         say(line)
     if state.step:
         say(f"{schedule.total_steps - state.step} of {schedule.total_steps} steps are left.")

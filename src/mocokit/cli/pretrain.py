@@ -97,10 +97,14 @@ def _print_plan(plan: Any, *, as_json: bool) -> None:
     if as_json:
         print(files.to_json(plan.to_dict()), end="")
         return
+    from mocokit.recipes import recipe_notes
     from mocokit.training.runlog import duration
     from mocokit.training.settings import to_yaml
 
     print(to_yaml(plan.config))
+    for note in recipe_notes(plan.config):
+        print(f"# {note}")
+    print()
     print(f"images            {plan.images}")
     print(f"steps             {plan.total_steps} ({plan.steps_per_epoch} an epoch)")
     if plan.queue_life_steps is not None:

@@ -30,7 +30,7 @@ _TILE = {"cpu": 2**19, "cuda": 2**24}  # float32 elements rendered at a time; on
 
 _DRAWS = (
     "crop top", "crop left", "flip", "rotation", "zoom", "shift x", "shift y", "shear", "jitter", "jitter order",
-    "brightness", "contrast", "saturation", "hue", "grayscale", "channel swap", "blur", "blur sigma",
+    "brightness", "contrast", "saturation", "hue", "grayscale", "channel swap", "blur", "blur sigma", "solarize",
     *(f"crop {what} {attempt}" for attempt in range(_CROP_TRIES) for what in ("area", "ratio")),
 )  # fmt: skip
 _WORDS = np.array([word(name) for name in _DRAWS], np.uint64)[:, None, None]
@@ -38,7 +38,7 @@ _WORDS = np.array([word(name) for name in _DRAWS], np.uint64)[:, None, None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ViewConfig:
-    """What is done at random to a picture: crop, flip, affine, jitter, grey, blur, noise and normalise, in this order.
+    """Done at random to a picture: crop, flip, affine, jitter, grey, blur, solarise, noise, normalise, in order.
 
     The fields' defaults do nothing but the central square crop. Raises UsageError for a value out of range.
 
@@ -61,6 +61,9 @@ class ViewConfig:
     blur: probability of the Gaussian blur (v2: 0.5).
     blur_sigma: range of its standard deviation, pixels of the view (v2: 0.1 to 2, at size 224).
     blur_kernel: its odd number of taps (SimCLR: a tenth of the size).
+    solarize: probability of turning the brighter half of the values about, x to 1 - x from 0.5 up.
+    blur_second, solarize_second: those probabilities in every second view (numbers 1, 3, ...) where they differ from
+        those in the first; None = the same (BYOL, MoCo v3: blur 1 and 0.1, solarize 0 and 0.2).
     noise: standard deviation of the added noise, in 0..1 of the pixel range.
     mean: of each channel, in pixel values 0..1; a view is (picture - mean) / std.
     std: of each channel, likewise.
@@ -85,6 +88,9 @@ class ViewConfig:
     blur: float = 0.0
     blur_sigma: Range = (0.1, 2.0)
     blur_kernel: int = 3
+    solarize: float = 0.0
+    blur_second: float | None = None
+    solarize_second: float | None = None
     noise: float = 0.0
     mean: Triple = (0.5, 0.5, 0.5)
     std: Triple = (0.5, 0.5, 0.5)
@@ -97,8 +103,11 @@ class ViewConfig:
         for name, least in (("crop_ratio", 0.01), ("zoom", 0.01), ("blur_sigma", 0.01)):
             low, high = getattr(self, name)
             _check(name, (low, high), least <= low <= high < math.inf, f"a range (low, high) from {least} up")
-        for name in ("flip", "jitter", "grayscale", "channel_swap", "blur", "noise", "shift"):
+        for name in ("flip", "jitter", "grayscale", "channel_swap", "blur", "solarize", "noise", "shift"):
             _check(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "in 0..1")
+        for name in ("blur_second", "solarize_second"):
+            value = getattr(self, name)
+            _check(name, value, value is None or 0 <= value <= 1, "in 0..1, or null")
         for name in ("brightness", "contrast", "saturation"):
             _check(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "0 (off) or more")
         _check("hue", self.hue, 0 <= self.hue <= 0.5, "in 0..0.5 of the colour circle")
@@ -119,11 +128,15 @@ def view_recipe(name: str, size: int) -> ViewConfig:
     """The named recipe at a view size in pixels; change fields with `dataclasses.replace`. Raises UsageError.
 
     "moco-v1": He et al. 2020, section 3.3, and the released code. "moco-v2": Chen et al. 2020, the released code.
-    "mnist-like": for small grey drawings such as digits, which a mirror image or a crop would turn into something else.
+    "simclr": Chen et al. 2020 (SimCLR), appendix A, at colour strength 1. "byol": Grill et al. 2020, the table of
+    augmentations, with blur and solarisation unlike in the two views; MoCo v3's are these with a smallest crop of 0.2
+    for ResNets. "mnist-like": for small grey drawings such as digits, which a mirror image or a crop would turn into
+    something else.
 
     Deviation: the papers' mean and std are ImageNet's, here 0.5 and 0.5 until the data's own are put in. The released
     v2 blurs by Pillow's box filters, here a Gaussian of as many taps as SimCLR takes (three at small sizes).
     """
+    taps = max(3, size // 10 // 2 * 2 + 1)
     recipes: dict[str, Callable[[], ViewConfig]] = {
         "moco-v1": lambda: ViewConfig(
             size=size, crop_area=(0.2, 1.0), flip=0.5, grayscale=0.2, grayscale_first=True,
@@ -132,7 +145,17 @@ def view_recipe(name: str, size: int) -> ViewConfig:
         "moco-v2": lambda: ViewConfig(
             size=size, crop_area=(0.2, 1.0), flip=0.5, grayscale=0.2,
             jitter=0.8, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1,
-            blur=0.5, blur_sigma=(0.1, 2.0), blur_kernel=max(3, size // 10 // 2 * 2 + 1),
+            blur=0.5, blur_sigma=(0.1, 2.0), blur_kernel=taps,
+        ),
+        "simclr": lambda: ViewConfig(
+            size=size, crop_area=(0.08, 1.0), flip=0.5, grayscale=0.2,
+            jitter=0.8, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2,
+            blur=0.5, blur_sigma=(0.1, 2.0), blur_kernel=taps,
+        ),
+        "byol": lambda: ViewConfig(
+            size=size, crop_area=(0.08, 1.0), flip=0.5, grayscale=0.2,
+            jitter=0.8, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1,
+            blur=1.0, blur_sigma=(0.1, 2.0), blur_kernel=taps, solarize=0.0, blur_second=0.1, solarize_second=0.2,
         ),
         "mnist-like": lambda: ViewConfig(
             size=size, rotation=15.0, zoom=(0.85, 1.15), shift=0.1, shear=8.0,
@@ -156,6 +179,7 @@ class ViewParameters:
         3 hue), -1 where nothing is done.
     colour: float64 [N, 4], factors of brightness, contrast, saturation; turns of hue.
     sigma: float64 [N], of the blur, pixels; 0 = none.
+    solarize: bool [N].
     noise_key: uint64 [N], the hash from which the noise of the pixels is derived.
     """
 
@@ -167,6 +191,7 @@ class ViewParameters:
     order: IntArray
     colour: FloatArray
     sigma: FloatArray
+    solarize: BoolArray
     noise_key: UInt64Array
 
     def take(self, pictures: IntArray) -> ViewParameters:
@@ -191,6 +216,9 @@ def draw_parameters(
     def either_way(name: str, largest: float) -> FloatArray:
         return between(name, -largest, largest)
 
+    def chance(first: float, second: float | None) -> FloatArray:
+        return np.repeat(np.where(view[:, 0] % 2 == 1, first if second is None else second, first), len(ids))
+
     strengths = (config.brightness, config.contrast, config.saturation)
     named = zip(("brightness", "contrast", "saturation"), strengths, strict=True)
     colour = [between(name, max(0.0, 1 - strength), 1 + strength) for name, strength in named]
@@ -211,7 +239,10 @@ def draw_parameters(
         ),
         order=np.where(in_use[order] & (u["jitter"] < config.jitter)[:, None], order, -1),
         colour=np.stack(colour, 1),
-        sigma=np.where(u["blur"] < config.blur, between("blur sigma", *config.blur_sigma), 0.0),
+        sigma=np.where(
+            u["blur"] < chance(config.blur, config.blur_second), between("blur sigma", *config.blur_sigma), 0.0
+        ),
+        solarize=u["solarize"] < chance(config.solarize, config.solarize_second),
         noise_key=hash_words(seed, word("noise"), epoch, ids, view).reshape(-1),
     )
 
@@ -298,11 +329,16 @@ def _render_tile(config: ViewConfig, images_u8: Tensor, p: ViewParameters) -> Te
         _to_some_(x, p.grey, _grey)
     blurred = p.sigma > 0
     _to_some_(x, blurred, lambda some: image_ops.gaussian_blur(some, p.sigma[blurred], config.blur_kernel))
+    _to_some_(x, p.solarize, _solarize)
     return image_ops.noise_(x, p.noise_key, config.noise) if config.noise > 0 else x
 
 
 def _grey(x: Tensor) -> Tensor:
     return image_ops.luminance(x).expand(-1, 3, -1, -1)
+
+
+def _solarize(x: Tensor) -> Tensor:
+    return torch.where(x < 0.5, x, 1.0 - x)
 
 
 def _to_some_(x: Tensor, chosen: BoolArray, operation: Callable[[Tensor], Tensor]) -> None:

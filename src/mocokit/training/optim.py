@@ -1,32 +1,43 @@
-"""The optimiser and its learning-rate schedule, a pure function of the step."""
+"""The optimisers, their learning-rate schedule (a pure function of the step), and their state as named tensors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+Kind = Literal["sgd", "lars", "adamw"]
+
+_EFFECTIVE: dict[str, tuple[str, ...]] = {"sgd": ("sgd_momentum",), "lars": ("sgd_momentum", "trust"), "adamw": ()}
+_EVERYWHERE = ("kind", "lr", "weight_decay", "schedule", "warmup_epochs")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimConfig:
-    """SGD with momentum, as MoCo v1 and v2 use (He et al. 2020, section 4)."""
+    """The optimiser and the course of its learning rate. What has no effect on the kind must stay at its default."""
 
+    kind: Kind = "sgd"
+    """`sgd` with momentum (MoCo v1, v2), `lars` (SimCLR, BYOL, MoCo v3 with a ResNet), `adamw` (v3 with a ViT)."""
     lr: float = 0.03
-    """Peak learning rate (0.03 for batches of 256 in the paper)."""
+    """Peak learning rate, for the run's batch size as it stands (MoCo v1: 0.03 for batches of 256)."""
     sgd_momentum: float = 0.9
-    """Momentum of SGD, in [0, 1). Not the key encoder's m."""
+    """Momentum of SGD and LARS, in [0, 1). Not the key encoder's m."""
     weight_decay: float = 1e-4
-    """L2 penalty on every parameter."""
+    """SGD: L2 penalty on every parameter; LARS: on matrices and kernels only; AdamW: decoupled, on every parameter."""
     schedule: Literal["cosine", "step", "constant"] = "cosine"
     """`cosine` to 0 (MoCo v2), `step` = a tenth at 60 % and again at 80 % of the run (MoCo v1), or `constant`."""
     warmup_epochs: float = 0.0
     """Epochs of linear growth from 0 to `lr`."""
+    trust: float = 0.001
+    """LARS's trust coefficient eta (You et al. 2017, section 4): a layer's step as a share of its own norm."""
 
     def __post_init__(self) -> None:
+        if self.kind not in _EFFECTIVE:
+            raise ValueError(f"`kind` of optimiser must be sgd, lars or adamw. Got {self.kind!r}.")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"`lr` must be above 0. Got {self.lr}.")
         if not 0 <= self.sgd_momentum < 1:
@@ -37,6 +48,16 @@ class OptimConfig:
             raise ValueError(f"`schedule` must be cosine, step or constant. Got {self.schedule!r}.")
         if not 0 <= self.warmup_epochs < math.inf:
             raise ValueError(f"`warmup_epochs` must not be negative. Got {self.warmup_epochs}.")
+        if not 0 < self.trust < math.inf:
+            raise ValueError(f"`trust` must be above 0. Got {self.trust}.")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not self.uses(field.name) and value != field.default:
+                raise ValueError(f"`{field.name}` has no effect on {self.kind}: leave it out. Got {value}.")
+
+    def uses(self, name: str) -> bool:
+        """Whether the setting of that name has an effect on this kind of optimiser."""
+        return name in _EVERYWHERE or name in _EFFECTIVE[self.kind]
 
 
 def lr_at(config: OptimConfig, step: int, total_steps: int, steps_per_epoch: int) -> float:
@@ -52,43 +73,122 @@ def lr_at(config: OptimConfig, step: int, total_steps: int, steps_per_epoch: int
     return config.lr * (1.0 + math.cos(math.pi * min(progress, 1.0))) / 2.0
 
 
-def build_optimizer(config: OptimConfig, trained: Mapping[str, Tensor]) -> torch.optim.Optimizer:
-    """SGD over named parameters, those of the query side; theta_k is never handed to an optimiser.
+class LARS(torch.optim.Optimizer):
+    """Layer-wise adaptive rate scaling (You et al. 2017, arXiv 1708.03888, algorithm 1).
 
-    Fused: one kernel for all parameters. On a CPU torch would otherwise loop over them.
+    For a layer with weights w, gradient g, weight decay b, momentum m and learning rate lr:
+    local = trust |w| / (|g| + b |w|);  v <- m v + lr local (g + b w);  w <- w - v.
+    v is the state `momentum_buffer`. It holds steps, the learning rate within: a rate that falls leaves earlier steps
+    as they were.
+
+    Parameters with one dimension or none (biases, scale and shift of norms) take local = 1 and b = 0, as SimCLR, BYOL
+    and MoCo v3 do. Deviation: so does, for its local, a layer whose weights or gradient are all 0, which by the formula
+    would never move or divide by 0.
     """
-    return torch.optim.SGD(
-        list(trained.values()), lr=config.lr, momentum=config.sgd_momentum, weight_decay=config.weight_decay, fused=True
-    )
+
+    def __init__(
+        self, params: Iterable[Tensor], *, lr: float, momentum: float, weight_decay: float, trust: float
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient. closure: not supported."""
+        assert closure is None
+        for group in self.param_groups:
+            moving = [p for p in group["params"] if p.grad is not None]
+            if not moving:
+                continue
+            for p in moving:
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            grads = [p.grad for p in moving]
+            adapted = [n for n, p in enumerate(moving) if p.ndim > 1]
+            if adapted:
+                layers, layer_grads = [moving[n] for n in adapted], [grads[n] for n in adapted]
+                decay = group["weight_decay"]
+                w_norms, g_norms = (torch.stack(torch._foreach_norm(x)) for x in (layers, layer_grads))
+                usual = group["trust"] * w_norms / (g_norms + decay * w_norms)
+                local = torch.where((w_norms > 0) & (g_norms > 0), usual, 1.0)
+                scaled = torch._foreach_mul(torch._foreach_add(layer_grads, layers, alpha=decay), list(local))
+                for n, grad in zip(adapted, scaled, strict=True):
+                    grads[n] = grad
+            buffers = [self.state[p]["momentum_buffer"] for p in moving]
+            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_add_(buffers, grads, alpha=group["lr"])
+            torch._foreach_sub_(moving, buffers)
+
+
+def build_optimizer(config: OptimConfig, trained: Mapping[str, Tensor]) -> torch.optim.Optimizer:
+    """The optimiser of the named parameters (`EncoderPair.trained`); theta_k is never handed to one.
+
+    SGD and AdamW are fused: one kernel for all parameters. On a CPU torch would otherwise loop over them.
+    """
+    params, lr, decay = list(trained.values()), config.lr, config.weight_decay
+    if config.kind == "sgd":
+        return torch.optim.SGD(params, lr=lr, momentum=config.sgd_momentum, weight_decay=decay, fused=True)
+    if config.kind == "lars":
+        return LARS(params, lr=lr, momentum=config.sgd_momentum, weight_decay=decay, trust=config.trust)
+    return torch.optim.AdamW(params, lr=lr, weight_decay=decay, fused=True)
+
+
+_STATE = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "step": "step"}
+"""Names in a checkpoint -> torch's own."""
+_OF_KIND = {torch.optim.SGD: ("momentum",), LARS: ("momentum",), torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step")}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The optimiser's buffers by the parameter's name: `momentum.*`."""
+    """The optimiser's state by name: `momentum.<parameter>`, or `exp_avg.`, `exp_avg_sq.` and `step.<parameter>`.
+
+    trained: the parameters it was built for. One that has had no update yet has no state.
+    """
     found: dict[str, Tensor] = {}
     for name, parameter in trained.items():
-        buffer = optimizer.state.get(parameter, {}).get("momentum_buffer")
-        if buffer is not None:
-            found[f"momentum.{name}"] = buffer
+        state = optimizer.state.get(parameter, {})
+        for ours in _OF_KIND[type(optimizer)]:
+            if (value := state.get(_STATE[ours])) is not None:
+                found[f"{ours}.{name}"] = value
     return found
 
 
 def load_optimizer_tensors_(
     optimizer: torch.optim.Optimizer, trained: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Restore what `optimizer_tensors` gave. Raises ValueError naming a tensor that does not fit."""
+    """Put what `optimizer_tensors` gave into an optimiser of the same kind, in place of any state it has.
+
+    Raises ValueError naming the tensor that is missing, left over or of another shape; the optimiser is unchanged then.
+    """
+    kinds = _OF_KIND[type(optimizer)]
     left = dict(tensors)
+    states: dict[Tensor, dict[str, Any]] = {}
     for name, parameter in trained.items():
-        buffer = left.pop(f"momentum.{name}", None)
-        if buffer is None:
+        stored = {ours: left.pop(f"{ours}.{name}", None) for ours in kinds}
+        missing = [ours for ours, value in stored.items() if value is None]
+        if len(missing) == len(kinds):
             continue
-        if buffer.shape != parameter.shape:
-            raise ValueError(f"momentum.{name} has shape {tuple(buffer.shape)}, not {tuple(parameter.shape)}.")
-        # A copy in the parameter's own memory layout: fused SGD walks both by stride.
-        optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
+        if missing:
+            raise ValueError(f"{missing[0]}.{name} is missing from the optimiser's state.")
+        states[parameter] = {}
+        for ours, value in stored.items():
+            assert value is not None
+            shape = torch.Size() if ours == "step" else parameter.shape
+            if value.shape != shape:
+                raise ValueError(
+                    f"{ours}.{name} of the optimiser's state has the shape {list(value.shape)}, not {list(shape)}."
+                )
+            if ours == "step":
+                copy = value.to(parameter.device, torch.float32, copy=True)
+            else:  # in the parameter's own memory layout: fused kernels walk both by stride
+                copy = torch.empty_like(parameter).copy_(value)
+            states[parameter][_STATE[ours]] = copy
     if left:
-        raise ValueError(f"it has tensors of another network: {sorted(left)[0]}.")
+        raise ValueError(f"{sorted(left)[0]} of the optimiser's state belongs to no parameter that is trained.")
+    optimizer.state.clear()
+    optimizer.state.update(states)
 
 
 def buffers_per_parameter(optimizer: torch.optim.Optimizer) -> int:
     """How many tensors of its size the optimiser keeps for each parameter once it has taken a step."""
-    return 1 if optimizer.defaults["momentum"] else 0
+    if isinstance(optimizer, torch.optim.AdamW):
+        return 2
+    return 1 if optimizer.defaults["momentum"] or isinstance(optimizer, LARS) else 0

@@ -72,6 +72,11 @@ class TrainConfig:
             value = getattr(self, name)
             if value < low:
                 raise UsageError(f"`{name}` must be at least {low}. Got {value}.")
+        if self.accumulate < 1 or self.batch_size % self.accumulate or self.batch_size < 2 * self.accumulate:
+            raise UsageError(
+                f"`accumulate` must divide the batch of {self.batch_size} into equal parts of at least 2 images. "
+                f"Got {self.accumulate}."
+            )
         if not 0 <= self.workers <= MAX_THREADS:
             raise UsageError(f"`workers` must lie in [0, {MAX_THREADS}]. Got {self.workers}.")
         if not 0 <= self.seed < 2**63:
@@ -98,8 +103,15 @@ class RunConfig:
         return plain
 
     def digest(self) -> str:
-        """A hash of everything that decides the bits of the run (not of workers or of when things are written)."""
+        """A hash of everything that decides the bits of the run (not of workers or of when things are written).
+
+        A key of `LATER` at its default is left out: the hash is the one from before there was that key.
+        """
         plain = self.to_dict()
+        for section, keys in LATER.items():
+            for key in keys:
+                if getattr(getattr(self, section), key) == _default(SECTIONS[section], key):
+                    del plain[section][key]
         for name in ("workers", "checkpoint_every", "eval_every"):
             del plain["train"][name]
         del plain["execution"]["reason"]
@@ -126,6 +138,22 @@ SECTIONS: dict[str, type] = {
     "execution": ExecutionConfig,
 }
 """The sections of a configuration, in the order they are written."""
+
+
+LATER: dict[str, tuple[str, ...]] = {
+    "views": ("solarize", "blur_second", "solarize_second"),
+    "optim": ("kind", "trust"),
+    "train": ("accumulate",),
+}
+"""Keys that came after runs with checkpoints had been made, and whose default means "as before".
+
+A config.yaml without them is one from before: it is read, and its digest, which its checkpoints record, is unchanged.
+Whoever adds a field to a section names it here. `tests/golden/` keeps a config.yaml from before with its digest.
+"""
+
+
+def _default(kind: type, key: str) -> Any:
+    return next(f.default for f in fields(kind) if f.name == key)
 
 
 MAX_CONFIG_BYTES = 1_000_000
@@ -218,14 +246,15 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def from_yaml(path: Path) -> RunConfig:
-    """Read a run's config.yaml back. Raises DamagedError when it is not what `to_yaml` writes."""
+    """Read a run's config.yaml back. Raises DamagedError when it is not what `to_yaml` writes, or wrote (`LATER`)."""
     try:
         loaded = load_yaml(path)
         sections = {}
         for section, kind in SECTIONS.items():
             values = dict(loaded[section])
             hints = get_type_hints(kind)
-            if set(values) != {f.name for f in fields(kind)}:
+            missing = {f.name for f in fields(kind)} - set(values)
+            if set(values) - set(hints) or missing - set(LATER.get(section, ())):
                 raise DamagedError(f"{path}: section '{section}' lacks or adds a key; it was changed.")
             fitted = {key: fit(value, hints[key]) for key, value in values.items()}
             if bad := [key for key, value in fitted.items() if value is MISFIT]:
