@@ -54,12 +54,12 @@ def open_images(
     data: str, split: str | None, label_column: str | None, group_column: str | None
 ) -> tuple[ImageSource, str | None]:
     """The source, and the split that is used: the one asked for, else train where there is one, else everything."""
+    whole = open_source(data, label_column=label_column, group_column=group_column)
     if split is None:
-        whole = open_source(data, label_column=label_column, group_column=group_column)
         if "train" not in whole.index.split_names:
             return whole, None
         split = "train"
-    return open_source(data, split=split, label_column=label_column, group_column=group_column), split
+    return whole.subset(whole.index.rows_of(split)), split
 
 
 def native_side(source: ImageSource) -> int:

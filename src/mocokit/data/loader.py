@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +13,7 @@ from torch import Tensor
 from mocokit.data.index import SampleIndex
 from mocokit.data.pixels import PixelStore
 from mocokit.data.randomness import permutation
+from mocokit.data.threads import in_order
 from mocokit.data.views import ViewConfig, make_views
 
 Rows = npt.NDArray[np.int64]
@@ -56,7 +55,6 @@ class BatchPlan:
 class BatchLoader:
     """Makes batches of views in order, inline or ahead of the step on `workers` threads.
 
-    Threads, not processes: decoded pixels are resident, and the tensor operations release the interpreter's lock.
     The views of a sample do not depend on the number of workers (see `randomness`).
     """
 
@@ -84,21 +82,4 @@ class BatchLoader:
         if self.workers == 0:
             yield from map(self.make, range(start, stop))
             return
-        with ThreadPoolExecutor(self.workers, thread_name_prefix="views") as pool:
-            yield from _in_order(pool, self.make, range(start, stop), ahead=self.workers + 1)
-
-
-def _in_order(pool: ThreadPoolExecutor, make: Callable[[int], Batch], steps: range, *, ahead: int) -> Iterator[Batch]:
-    """Results in the order of `steps` whatever the order they are finished in, at most `ahead` of the consumer."""
-    pending: deque[Future[Batch]] = deque()
-    coming = iter(steps)
-    try:
-        for step in coming:
-            pending.append(pool.submit(make, step))
-            if len(pending) >= ahead:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        for future in pending:
-            future.cancel()
+        yield from in_order(self.make, range(start, stop), workers=self.workers, ahead=self.workers, name="views")

@@ -12,9 +12,7 @@ import contextlib
 import io
 import os
 import tarfile
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from mocokit.data.pixels import SkippedSample, fit_picture, write_skipped
 from mocokit.data.shard_listing import OWN
 from mocokit.data.shards import PACK_INDEX
 from mocokit.data.sources import ImageSource
+from mocokit.data.threads import in_order
 from mocokit.errors import DamagedError, DataError, UsageError
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -171,7 +170,8 @@ def _write_shards(
     """Write what is left, shard by shard; `done` and index.json follow."""
     rows = len(source.index)
     encode = _encoder(source, settings.max_side, settings.quality)
-    with contextlib.closing(_ahead(encode, range(done["next"], rows), settings.workers)) as encoded:
+    left, workers = range(done["next"], rows), settings.workers
+    with contextlib.closing(in_order(encode, left, workers=workers, ahead=8 * workers, name="pack")) as encoded:
         samples = _readable(source, encoded, done, settings.max_bad, progress)
         waiting = next(samples, None)
         while waiting is not None:
@@ -237,21 +237,6 @@ def _readable(
             progress(one.row + 1, rows)
         if not one.reason:
             yield one
-
-
-def _ahead(encode: Callable[[int], _Encoded], rows: range, workers: int) -> Generator[_Encoded]:
-    """`map` over threads in order, only a little ahead of the caller; closing it stops the threads."""
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="pack")
-    waiting: deque[Future[_Encoded]] = deque()
-    try:
-        for row in rows:
-            waiting.append(pool.submit(encode, row))
-            if len(waiting) > 8 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 # ----------------------------------------------------------------------------------------------- one sample

@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from mocokit.data.decode import FORMATS, UnreadableImageError, decode, picture_s
 from mocokit.data.index import SampleIndex
 from mocokit.data.randomness import hash_words, permutation, word
 from mocokit.data.sources import ImageSource
+from mocokit.data.threads import in_order
 from mocokit.errors import DamagedError, DataError, UsageError
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -212,7 +211,7 @@ def _decode_all(
 
     skipped: list[SkippedSample] = []
     starts = range(0, rows, _CHUNK)
-    with contextlib.closing(_in_threads(work, starts, workers)) as results:
+    with contextlib.closing(in_order(work, starts, workers=workers, ahead=4 * workers, name="decode")) as results:
         for start, bad in zip(starts, results, strict=True):
             done = min(start + _CHUNK, rows)
             skipped += bad
@@ -231,24 +230,6 @@ def _read(source: ImageSource, row: int, side: int) -> UInt8Array:
     if source.read_bytes is None:
         return source.read(row)
     return decode(source.read_bytes(row), source.limits, fit=side)
-
-
-def _in_threads(
-    work: Callable[[int], list[SkippedSample]], starts: Iterable[int], workers: int
-) -> Generator[list[SkippedSample]]:
-    """`map` over threads (Pillow decodes without the interpreter's lock), in order and only a little ahead of
-    the caller; closing it stops the threads."""
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
-    ahead: deque[Future[list[SkippedSample]]] = deque()
-    try:
-        for start in starts:
-            ahead.append(pool.submit(work, start))
-            if len(ahead) > 4 * workers:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _room(rows: int, side: int, cache: Path | None) -> UInt8Array:
