@@ -96,6 +96,7 @@ GIVEN: dict[str, tuple[Any, Any]] = {
     "workers": (0, 3),
     "precision": ("bf16", "fp32"),
     "layout": ("contiguous", "channels-last"),
+    "compile": ("on", "off"),
     "checkpoint_every": (11, 12),
     "eval_every": (13, 14),
 }

@@ -72,6 +72,7 @@ _PLACES: dict[str, tuple[str, str]] = {
     "threads": ("execution", "threads"),
     "precision": ("execution", "precision"),
     "layout": ("execution", "layout"),
+    "compile": ("execution", "compile"),
 }
 """Where each flag goes; recipe, image_size, views, crop_min and blur are handled by name."""
 
@@ -271,7 +272,7 @@ def resumed(stored: RunConfig, options: PretrainOptions) -> RunConfig:
             continue
         section, key = _PLACES.get(flag, ("", ""))
         before = getattr(getattr(stored, section), key) if section else stored_values[flag]
-        if before != value and not (flag in ("precision", "layout", "device") and value == "auto"):
+        if before != value and not (flag in ("precision", "layout", "compile", "device") and value == "auto"):
             differences.append(f"  --{flag.replace('_', '-')}: the run has {before}, the command {value}")
     if differences:
         raise UsageError(

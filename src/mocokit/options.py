@@ -128,6 +128,8 @@ class PretrainOptions:
     "Arithmetic of the encoders; parameters, EMA, queue and loss stay fp32. auto times both at the start."
     layout: Annotated[Literal["auto", "contiguous", "channels-last"] | None, _in(_HARDWARE)] = None
     "Memory layout of the encoders. auto times both at the start."
+    compile: Annotated[Literal["off", "on", "auto"] | None, _in(_HARDWARE)] = None
+    "torch.compile for the encoders. auto tries it where the run takes 20 minutes or more. Default: off."
 
     checkpoint_every: Annotated[int | None, _int_in(_OUTPUT)] = None
     "Steps between checkpoints; the last step is always saved. Default: one epoch, at most 500 steps."

@@ -67,14 +67,16 @@ def plan(
     encoder = make_encoder(config.encoder, config.views.size, config.train.seed).to(device)
     loader = BatchLoader(store, sample.index, config.views, BatchPlan(sample.index.ids, len(rows), 0), workers=0)
     x = loader.make(0).x_q.to(device)
-    config = dataclasses.replace(config, execution=choose_execution(encoder, x, config.execution))
+    steps = config.data.images // config.train.batch_size
+    config = dataclasses.replace(
+        config, execution=choose_execution(encoder, x, config.execution, steps=steps * config.train.epochs)
+    )
     state = make_state(config, encoder)
     contrast = config.contrast
     with num_threads(config.execution.threads or 1):
         seconds = time_step(encoder, x, keys=contrast.has_momentum)
     if contrast.symmetric or not contrast.has_queue:
         seconds *= 2  # both views are queries
-    steps = config.data.images // config.train.batch_size
     return Plan(
         config=config,
         images=config.data.images,

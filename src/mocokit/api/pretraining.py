@@ -159,7 +159,12 @@ def _pretrain(
     if stored is None:
         config = _measured(config, from_file.get("views", {}), store)
         loader = BatchLoader(store, source.index, config.views, batch_plan, workers=0)
-        chosen = choose_execution(encoder, loader.make(0).x_q.to(device), config.execution)
+        chosen = choose_execution(
+            encoder,
+            loader.make(0).x_q.to(device),
+            config.execution,
+            steps=batch_plan.steps_per_epoch * config.train.epochs,
+        )
         config = dataclasses.replace(config, execution=chosen)
     state = make_state(config, encoder)
     schedule = Schedule(

@@ -6,7 +6,10 @@ Picked once, when a run starts, recorded, and used again on every resume.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
+import os
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +23,7 @@ from mocokit.errors import UsageError
 
 Precision = Literal["auto", "fp32", "bf16"]
 Layout = Literal["auto", "contiguous", "channels-last"]
+Compile = Literal["off", "on", "auto"]
 MAX_THREADS = 1024
 """More threads than any machine has use for; asking for more is a slip."""
 
@@ -36,6 +40,8 @@ class ExecutionConfig:
     """Arithmetic of the encoders."""
     layout: Layout = "auto"
     """Memory layout of the encoders."""
+    compile: Compile = "off"
+    """Whether torch.compile translates the encoders; auto = where that pays within the run."""
     reason: str = ""
     """What was timed, where something was."""
 
@@ -54,20 +60,24 @@ def has_fast_bf16(device: torch.device) -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("amx_tile"))
 
 
-def choose_execution(encoder: Encoder, sample: Tensor, wanted: ExecutionConfig) -> ExecutionConfig:
+def choose_execution(encoder: Encoder, sample: Tensor, wanted: ExecutionConfig, *, steps: int = 0) -> ExecutionConfig:
     """Settle everything that is "auto" or None, on the device of `sample`.
 
     sample: float32 [N, 3, H, W], a batch as training will see it. Precision and layout are decided by timing a few
     forward and backward passes. bfloat16 is chosen only where the hardware has it and a step is at least 5 % faster
-    for it. Leaves the encoder's weights, statistics and gradients as they were.
+    for it. Compiling is tried only where `steps` of them take 20 minutes or more: the trial alone takes about one.
+    Leaves the encoder's weights, statistics and gradients as they were. Raises UsageError where compiling is asked for
+    and can't be done.
     """
     settled = replace(wanted, device=str(sample.device), threads=wanted.threads or torch.get_num_threads(), reason="")
     precisions: list[Precision] = [wanted.precision]
     if wanted.precision == "auto":
         precisions = ["fp32", "bf16"] if has_fast_bf16(sample.device) else ["fp32"]
     layouts: list[Layout] = ["contiguous", "channels-last"] if wanted.layout == "auto" else [wanted.layout]
+    if wanted.compile == "on" and (missing := _compiler_missing(sample.device)):
+        raise UsageError(f"--compile on: {missing} Leave the flag out, or install one.")
     arms = [replace(settled, precision=p, layout=o) for p in precisions for o in layouts]
-    if len(arms) == 1:
+    if len(arms) == 1 and wanted.compile != "auto":
         return arms[0]
     before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
     seconds = []
@@ -82,7 +92,42 @@ def choose_execution(encoder: Encoder, sample: Tensor, wanted: ExecutionConfig) 
         if seconds[index] < 0.95 * seconds[best]:
             best = index
     timings = ", ".join(f"{a.precision} {a.layout} {s * 1e3:.0f} ms" for a, s in zip(arms, seconds, strict=True))
-    return replace(arms[best], reason=f"forward and backward of {len(sample)} images: {timings}")
+    chosen = replace(arms[best], reason=f"forward and backward of {len(sample)} images: {timings}")
+    return _try_compiling(encoder, sample, chosen, seconds[best], steps) if chosen.compile == "auto" else chosen
+
+
+LONG_RUN = 20 * 60
+"""Seconds of forward and backward passes from which on trying torch.compile can pay."""
+
+
+def _try_compiling(
+    encoder: Encoder, sample: Tensor, plain: ExecutionConfig, seconds: float, steps: int
+) -> ExecutionConfig:
+    """`plain` with compile on where it makes a step at least 5 % faster, else off; the reason says what was found."""
+    if missing := _compiler_missing(sample.device):
+        return replace(plain, compile="off", reason=f"{plain.reason}; not compiled: {missing}")
+    if steps * seconds < LONG_RUN:
+        return replace(plain, compile="off", reason=f"{plain.reason}; not compiled: the run is short")
+    trial = copy.deepcopy(encoder)
+    apply_execution(trial, plain)
+    compile_(trial)
+    with num_threads(plain.threads or 1):
+        compiled = time_step(trial, sample)
+    found: Compile = "on" if compiled < 0.95 * seconds else "off"
+    return replace(plain, compile=found, reason=f"{plain.reason}; compiled {compiled * 1e3:.0f} ms")
+
+
+def _compiler_missing(device: torch.device) -> str:
+    """What torch.compile lacks here, in words; empty where it lacks nothing."""
+    if device.type != "cpu" or any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
+        return ""
+    return "torch.compile needs a C++ compiler (g++ or clang++), and there is none on the path."
+
+
+def compile_(encoder: Encoder) -> None:
+    """Have torch.compile translate backbone and head at their first use. Names and parameters stay as they are."""
+    encoder.backbone.compile()
+    encoder.head.compile()
 
 
 def time_step(encoder: Encoder, sample: Tensor, *, keys: bool = False) -> float:

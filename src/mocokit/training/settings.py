@@ -144,6 +144,7 @@ LATER: dict[str, tuple[str, ...]] = {
     "views": ("solarize", "blur_second", "solarize_second"),
     "optim": ("kind", "trust"),
     "train": ("accumulate",),
+    "execution": ("compile",),
 }
 """Keys that came after runs with checkpoints had been made, and whose default means "as before".
 

@@ -18,7 +18,7 @@ from mocokit.contrast.encoders import (
 from mocokit.contrast.key_queue import KeyQueue
 from mocokit.errors import UsageError, is_out_of_memory
 from mocokit.training.optim import build_optimizer
-from mocokit.training.precision import apply_execution
+from mocokit.training.precision import apply_execution, compile_
 from mocokit.training.settings import RunConfig
 
 
@@ -71,6 +71,9 @@ def make_state(config: RunConfig, encoder: Encoder) -> TrainState:
     if predictor is not None:
         predictor = predictor.to(device)
     pair = EncoderPair(encoder, predictor, momentum=contrast.has_momentum)
+    if config.execution.compile == "on":
+        for network in {id(e): e for e in (pair.query, pair.key)}.values():
+            compile_(network)
     queue = None
     if contrast.has_queue:
         queue = KeyQueue(contrast.K, config.encoder.dim, device)

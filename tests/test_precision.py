@@ -1,0 +1,93 @@
+"""What decides bits and speed: settled once, without a trace in the weights."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mocokit.contrast.encoders import Encoder, EncoderConfig, build_encoder
+from mocokit.errors import UsageError
+from mocokit.training import precision
+from mocokit.training.precision import ExecutionConfig, apply_execution, choose_execution, compile_, num_threads
+
+PLAIN = ExecutionConfig(device="cpu", threads=1, precision="fp32", layout="contiguous")
+
+
+def small() -> Encoder:
+    return build_encoder(EncoderConfig(backbone="small-cnn-4-8", head="mlp", dim=8), image_size=16, seed=0)
+
+
+def views(count: int = 8) -> torch.Tensor:
+    return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_choice_leaves_weights_statistics_and_gradients_as_they_were() -> None:
+    encoder = small()
+    before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    chosen = choose_execution(encoder, views(), ExecutionConfig(threads=1))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())
+    assert all(p.grad is None for p in encoder.parameters())
+    assert (chosen.device, chosen.threads, chosen.compile) == ("cpu", 1, "off")
+    assert chosen.precision in ("fp32", "bf16")
+    assert chosen.layout in ("contiguous", "channels-last")
+    assert "8 images" in chosen.reason
+    assert f"{chosen.precision} {chosen.layout}" in chosen.reason
+
+
+def test_what_is_named_is_not_timed() -> None:
+    assert choose_execution(small(), views(), PLAIN) == PLAIN
+    assert choose_execution(small(), views(), replace(PLAIN, threads=None)).threads == torch.get_num_threads()
+
+
+def test_bf16_keeps_parameters_and_outputs_in_fp32() -> None:
+    encoder = small()
+    exact = encoder.eval()(views())
+    apply_execution(encoder, replace(PLAIN, precision="bf16"))
+    rounded = encoder(views())
+    assert {p.dtype for p in encoder.parameters()} == {rounded.dtype} == {torch.float32}
+    assert not torch.equal(rounded, exact)  # it does have an effect
+    torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.02)
+
+
+def test_threads_are_given_back() -> None:
+    before = torch.get_num_threads()
+    with num_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+def test_a_short_run_is_not_compiled_and_the_reason_said() -> None:
+    chosen = choose_execution(small(), views(), replace(PLAIN, compile="auto"), steps=10)
+    assert chosen.compile == "off"
+    assert "not compiled: the run is short" in chosen.reason
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(UsageError, match=r"--compile on: torch.compile needs a C\+\+ compiler"):
+        choose_execution(small(), views(), replace(PLAIN, compile="on"))
+    chosen = choose_execution(small(), views(), replace(PLAIN, compile="auto"), steps=10**9)
+    assert chosen.compile == "off"
+    assert "needs a C++ compiler" in chosen.reason
+
+
+@pytest.mark.slow
+def test_a_compiled_encoder_is_the_same_function_with_the_same_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        pytest.skip("no C++ compiler on the path")
+    plain, compiled = small().train(), small().train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, while it compiles
+        compile_(compiled)
+        torch.testing.assert_close(compiled(views()), plain(views()), rtol=1e-5, atol=1e-6)
+        assert list(compiled.state_dict()) == list(plain.state_dict())
+        torch.testing.assert_close(compiled.state_dict(), plain.state_dict(), rtol=1e-5, atol=1e-6)
+        monkeypatch.setattr(precision, "LONG_RUN", 0)
+        chosen = choose_execution(small(), views(), replace(PLAIN, compile="auto"), steps=1)
+    assert chosen.compile in ("on", "off")
+    assert "compiled " in chosen.reason
