@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mocokit.contrast.key_queue import NO_ID, Keys, join
+from mocokit.contrast.tiled import WORTH_IT, tiled_logsumexp
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,14 @@ def _info_nce_rows(
     """The loss and the positive cosine of each query, both with whatever gradient the arguments carry.
 
     Written as softplus(logsumexp_i(q.k_i/T) - q.k/T), the same number without concatenating the positive to K columns.
+    A long dictionary without gradient is gone through in tiles (`tiled`).
     """
     q_ND, k_ND = _wide(q_ND), _wide(k_ND)
     positive_N = (q_ND * k_ND).sum(1)
+    if len(q_ND) * len(dictionary_KD) >= WORTH_IT and not dictionary_KD.requires_grad:
+        columns, hits = (excluded.columns, excluded.hits) if excluded is not None else (None, None)
+        others_N = tiled_logsumexp(q_ND, _wide(dictionary_KD), T, columns, hits)
+        return F.softplus(others_N - positive_N / T), positive_N
     logits_NK = (q_ND / T) @ _wide(dictionary_KD).T
     if excluded is not None and len(excluded.columns):
         # The lowest finite number, not -inf: a query all of whose negatives are excluded keeps a zero gradient.
