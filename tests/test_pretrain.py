@@ -309,7 +309,7 @@ def test_the_own_keys_a_plan_expects_are_those_that_are_met() -> None:
 VERDICT_KEYS = {
     "verdict", "metric", "score", "score_ci95", "baseline", "baselines", "delta", "ci95", "n_test", "seeds", "readout",
     "encoder", "step", "this_run_only", "draws", "labels_per_class", "scores", "chance", "test_readings",
-    "pretraining_saw_test_images",
+    "pretraining_saw_test_images", "pretraining_overlap", "verdicts", "tables", "weights",
 }  # fmt: skip
 
 
@@ -330,7 +330,7 @@ def test_an_evaluation_is_written_down(seeds: list[Run], labelled: Path, tmp_pat
     # The classes differ in brightness, which pixels show.
     assert written["scores"]["pixels"]["score"] > 0.9
     table = (run / "eval" / "knn.csv").read_text().splitlines()
-    assert table[0] == "method,accuracy,low,high"
+    assert table[0].startswith("method,accuracy,low,high,balanced_accuracy,")
     assert {line.split(",")[0] for line in table[1:]} == set(written["scores"])
     assert written["test_readings"] == 1
     assert evaluate(run, labelled).test_readings == 2

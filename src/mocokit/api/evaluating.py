@@ -2,93 +2,137 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mocokit import files
-from mocokit.errors import (
-    UsageError,
+from mocokit.errors import UsageError
+from mocokit.evaluation.counterfactual import find_change
+from mocokit.evaluation.frozen import (
+    CLASSIFIERS,
+    Classifier,
+    FrozenPlan,
+    FrozenResult,
+    counterfactuals,
+    evaluate_frozen,
 )
-from mocokit.evaluation.counterfactual import before_and_after_table, find_change
-from mocokit.evaluation.frozen import FrozenPlan, FrozenResult, counterfactuals, evaluate_frozen
 from mocokit.evaluation.labelled import open_labelled
-from mocokit.evaluation.verdict import verdict_line
+from mocokit.evaluation.table import confusion_csv, methods_csv, recall_csv, reliability_csv, table_and_verdict
+from mocokit.evaluation.together import check_together
+from mocokit.evaluation.weights import NamedEncoder, NotHere, open_baseline
+from mocokit.reporting import plots
+from mocokit.reporting.classes import confusion_figure, reliability_figure
 from mocokit.training import runlog
 from mocokit.training.run import Run, load_run
 from mocokit.training.state import pick_device
 
-if TYPE_CHECKING:
-    pass
+__all__ = ["evaluate", "open_runs", "table_and_verdict"]
+
+_CLASSIFIERS: dict[str, tuple[Classifier, ...]] = {"knn": ("knn",), "linear": ("linear",), "both": ("knn", "linear")}
 
 
 def evaluate(
     runs: str | Path | Run | Sequence[str | Path | Run],
     labelled: str | Path,
     *,
+    classifier: str = "knn",
     labels_per_class: int | str | None = 10,
     draws: int = 20,
     k: int | None = None,
     knn_temperature: float = 0.1,
     readout: str = "h",
+    random_seeds: int | None = None,
+    baseline: Sequence[str] = (),
+    allow_partial: bool = False,
     label_column: str | None = None,
     group_column: str | None = None,
     shuffle_labels: bool = False,
     counterfactual: Sequence[str] = (),
     quiet: bool = False,
 ) -> FrozenResult:
-    """Score frozen encoders by kNN against pixels and random weights, and give a verdict.
+    """Score frozen encoders by kNN or a linear probe against pixels, random and named weights, and give a verdict.
 
     runs: one run, or several of one recipe that differ in their seed. labelled: data with labels; its own splits
-    are used, or a fixed one by hash. labels_per_class: labels the classifier may see, or "all" / None; draws: how
-    often they are drawn. k: None = chosen by cross-validation inside each draw (200 with all labels). counterfactual:
-    changes (`channel-swap`, `grayscale`, `flip`, `shift`, `brightness`) under which the features are compared with
-    those of the test images as they are, before and after training.
+    are used, or a fixed one by hash. classifier: `knn`, `linear` or `both` (the verdict is then kNN's, the probe's
+    stands beside it). labels_per_class: labels the classifier may see, or "all" / None; draws: how often they are
+    drawn. k: None = chosen by cross-validation inside each draw (200 with all labels). random_seeds: random
+    initialisations of the baseline, None = as many as runs. baseline: further weights, `timm:NAME` (when on this
+    machine), `FILE.safetensors` or `NAME=FILE.safetensors`; allow_partial: also files that hold less than 90 % of the
+    backbone's tensors. counterfactual: changes (`channel-swap`, `grayscale`, `flip`, `shift`, `brightness`) under which
+    the features are compared with those of the test images as they are, before and after training.
 
-    Writes eval/verdict.json and eval/knn.csv into every run folder and a line into its ledger. Raises UsageError,
-    DataError, DamagedError.
+    Writes verdict.json, tables and pictures into every run's eval folder, and a line into its ledger. Raises
+    UsageError, DataError, DamagedError, and LockedError when another evaluation of a run is going on.
     """
-    listed = [runs] if isinstance(runs, str | Path | Run) else list(runs)
-    if not listed:
-        raise UsageError("evaluate needs at least one run.")
-    opened = [run if isinstance(run, Run) else load_run(Path(run)) for run in listed]
+    progress = runlog.Progress(quiet=quiet)
+    opened = open_runs(runs, progress, "evaluate")
+    if classifier not in _CLASSIFIERS:
+        raise UsageError(f"--classifier must be knn, linear or both. Got {classifier!r}.")
     frozen_plan = FrozenPlan(
-        labels_per_class=_label_budget(labels_per_class),
+        labels_per_class=label_budget(labels_per_class),
         draws=draws,
         k=k,
         knn_temperature=knn_temperature,
         readout=readout,
+        classifiers=_CLASSIFIERS[classifier],
+        random_seeds=random_seeds,
         shuffle_labels=shuffle_labels,
     )
     for change in counterfactual:
         find_change(change)
-    progress = runlog.Progress(quiet=quiet)
     first = opened[0]
-    for run in opened:
-        for reason in run.found.passed_over:
-            progress.warn(f"passed over a damaged checkpoint: {reason}")
-    data = open_labelled(
-        str(labelled),
-        size=first.config.views.size,
-        label_column=label_column,
-        group_column=group_column,
-        cache=first.path / "cache" / "labelled.u8",
-        progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
-    )
-    result = evaluate_frozen(opened, data, frozen_plan, device=pick_device("auto"), say=progress.say)
-    if counterfactual:
-        progress.say(f"counterfactual: {', '.join(counterfactual)}")
-        probes = counterfactuals(opened, data, counterfactual, device=pick_device("auto"))
-        result = dataclasses.replace(result, counterfactual=probes)
-    if not shuffle_labels:
-        for run in opened:
-            files.write_json(run.folder.evaluation / "verdict.json", result.to_dict())
-            files.write_text(run.folder.evaluation / "knn.csv", _knn_csv(result))
+    named = _open_baselines(baseline, first, allow_partial)
+    with contextlib.ExitStack() as locks:
+        for run in sorted(opened, key=lambda one: str(one.path.resolve())):
+            files.make_folder(run.folder.evaluation)
+            locks.enter_context(files.RunLock(run.folder.evaluation))
+        data = open_labelled(
+            str(labelled),
+            size=first.config.views.size,
+            label_column=label_column,
+            group_column=group_column,
+            cache=first.path / "cache" / "labelled.u8",
+            progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
+        )
+        device = pick_device("auto")
+        result = evaluate_frozen(
+            opened,
+            data,
+            frozen_plan,
+            named=named,
+            cache=first.path / "cache",
+            device=device,
+            say=progress.say,
+            warn=progress.warn,
+        )
+        if counterfactual:
+            progress.say(f"counterfactual: {', '.join(counterfactual)}")
+            probes = counterfactuals(opened, data, counterfactual, device=device)
+            result = dataclasses.replace(result, counterfactual=probes)
+        if not shuffle_labels:
+            for run in opened:
+                _write(run.folder.evaluation, result)
     return result
 
 
-def _label_budget(value: int | str | None) -> int | None:
+def open_runs(runs: str | Path | Run | Sequence[str | Path | Run], progress: runlog.Progress, verb: str) -> list[Run]:
+    """The runs, which must be repeats of one recipe; what is odd about them is told as a warning."""
+    listed = [runs] if isinstance(runs, str | Path | Run) else list(runs)
+    if not listed:
+        raise UsageError(f"{verb} needs at least one run.")
+    opened = [run if isinstance(run, Run) else load_run(Path(run)) for run in listed]
+    for warning in check_together(opened):
+        progress.warn(warning)
+    for run in opened:
+        for reason in run.found.passed_over:
+            progress.warn(f"passed over a damaged checkpoint: {reason}")
+    return opened
+
+
+def label_budget(value: int | str | None) -> int | None:
+    """Labels per class; None for all of them."""
     if value is None or value == "all":
         return None
     try:
@@ -97,25 +141,53 @@ def _label_budget(value: int | str | None) -> int | None:
         raise UsageError(f"--labels-per-class must be a whole number or `all`. Got {value!r}.") from None
 
 
-def _knn_csv(result: FrozenResult) -> str:
-    lines = ["method,accuracy,low,high"]
-    lines += [f"{name},{one.mean:.6f},{one.low:.6f},{one.high:.6f}" for name, one in result.scores.items()]
-    return "\n".join(lines) + "\n"
+def _open_baselines(specs: Sequence[str], run: Run, allow_partial: bool) -> list[NamedEncoder | NotHere]:
+    if allow_partial and not specs:
+        raise UsageError("--allow-partial has no effect without --baseline. Leave it out.")
+    views = run.config.views
+    found = [
+        open_baseline(
+            spec,
+            run.config.encoder,
+            size=views.size,
+            mean=views.mean,
+            std=views.std,
+            allow_partial=allow_partial,
+        )
+        for spec in specs
+    ]
+    names = [one.name for one in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"Two baselines are called {name!r}. Name each once, or rename one of the files.")
+    return found
 
 
-def table_and_verdict(result: FrozenResult) -> str:
-    """The scores as a table, what they rest on, and the verdict as the last line."""
-    names = {"h": "query h", "z": "query z", "key-h": "key h", "key-z": "key z"}
-    width = max(len(names.get(name, name)) for name in result.scores)
-    lines = [f"{'':<{width}}  kNN accuracy, % [95 % interval]"]
-    for name, one in result.scores.items():
-        mark = " <-" if name == result.verdict.readout and result.verdict.encoder == "query" else ""
-        label = names.get(name, name)
-        lines.append(f"{label:<{width}}  {100 * one.mean:5.1f}  [{100 * one.low:.1f}, {100 * one.high:.1f}]{mark}")
-    lines.append(f"{'chance':<{width}}  {100 * result.chance:5.1f}")
-    lines.append(f"Pretraining saw the test images: {result.pretraining}.")
-    lines.append(f"The test split has been read {result.test_readings} time(s) for this run.")
-    if result.counterfactual:
-        lines.append(before_and_after_table(result.counterfactual).rstrip("\n"))
-    lines.append(verdict_line(result.verdict))
-    return "\n".join(lines) + "\n"
+def _write(folder: Path, result: FrozenResult) -> None:
+    """Everything about an evaluation; what an earlier one left and this one has not is removed."""
+    judged = result.verdict.readout if result.verdict.encoder == "query" else f"key-{result.verdict.readout}"
+    strongest = result.verdict.baseline["name"]
+    files.write_json(folder / "verdict.json", result.to_dict())
+    for classifier in CLASSIFIERS:
+        if classifier in result.tables:
+            files.write_text(folder / f"{classifier}.csv", methods_csv(result.tables[classifier]))
+        else:
+            files.remove_path(folder / f"{classifier}.csv")
+    files.write_text(folder / "recall.csv", recall_csv(result))
+    files.write_text(folder / "confusion.csv", confusion_csv(result))
+    panels = [
+        (f"{CLASSIFIERS[classifier]} of {judged}", methods[judged].confusion)
+        for classifier, methods in result.tables.items()
+    ]
+    plots.save_figure(confusion_figure(panels, result.class_names), folder / "confusion.png")
+    if "linear" not in result.tables:
+        files.remove_path(folder / "reliability.csv")
+        files.remove_path(folder / "reliability.png")
+        return
+    methods = result.tables["linear"]
+    files.write_text(folder / "reliability.csv", reliability_csv(methods))
+    told = [(name, methods[name].reliability) for name in (judged, strongest)]
+    plots.save_figure(
+        reliability_figure([(n, r.share, r.confidence, r.accuracy, r.ece) for n, r in told if r is not None]),
+        folder / "reliability.png",
+    )

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from mocokit.errors import UsageError
-from mocokit.evaluation.baselines import (
-    PIXELS,
-    RANDOM_INIT,
-    RANDOM_INIT_FLATTENED,
-    calibrate,
-    pixel_features,
-    random_init_features,
-)
+from mocokit.evaluation.baselines import calibrate
+from mocokit.evaluation.contenders import RANDOM_SEED, READOUTS, Contenders, contenders
 from mocokit.evaluation.counterfactual import Counterfactual, encoder_counterfactual, find_change, mean_of
-from mocokit.evaluation.crossing import evaluate_features, knn_reader
-from mocokit.evaluation.features import extract, plain_batches
+from mocokit.evaluation.crossing import Reader, answer_features, knn_reader, probe_reader
+from mocokit.evaluation.features import plain_batches
 from mocokit.evaluation.labelled import LabelledData
+from mocokit.evaluation.metrics import Scores, score
+from mocokit.evaluation.overlap import Overlap, pretraining_overlap
 from mocokit.evaluation.protocol import Ledger, plan_hash, shuffled
-from mocokit.evaluation.verdict import Interval, Verdict, crossed_interval, decide
-from mocokit.training.run import Run, Which
-from mocokit.training.state import make_encoder
+from mocokit.evaluation.verdict import Interval, Verdict, decide
+from mocokit.evaluation.weights import NamedEncoder, NotHere
+from mocokit.training.run import Run, make_encoder
+
+__all__ = ["RANDOM_SEED", "READOUTS", "Classifier", "FrozenPlan", "FrozenResult", "counterfactuals", "evaluate_frozen"]
 
 FEW_LABEL_K = (1, 3, 5, 10, 20)
 ALL_LABEL_K = 200
 Floats = npt.NDArray[np.float64]
-READOUTS = ("h", "z", "key-h", "key-z")
+Ints = npt.NDArray[np.int64]
+Classifier = Literal["knn", "linear"]
+CLASSIFIERS: dict[str, str] = {"knn": "kNN", "linear": "linear probe"}
+"""What reads the features, and its name in tables and verdicts."""
 SHUFFLE_SEED = 1
-RANDOM_SEED = 1_000_003  # first seed of the random-weights baselines, away from the seeds that runs use
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +51,14 @@ class FrozenPlan:
     """Sharpness of the votes."""
     readout: str = "h"
     """What the verdict is about: h, z (query encoder), key-h, key-z."""
+    classifiers: tuple[Classifier, ...] = ("knn",)
+    """What reads the features; the first one's verdict is the verdict."""
+    random_seeds: int | None = None
+    """Random initialisations of the baseline; None = as many as runs."""
     shuffle_labels: bool = False
     """Control: the training labels are shuffled, so every score must be at chance."""
+    shuffle_seed: int = SHUFFLE_SEED
+    """How they are shuffled."""
 
     def __post_init__(self) -> None:
         if self.readout not in READOUTS:
@@ -65,10 +71,15 @@ class FrozenPlan:
             raise UsageError(f"--k must be at least 1. Got {self.k}.")
         if not self.knn_temperature > 0:
             raise UsageError(f"--knn-temperature must be above 0. Got {self.knn_temperature}.")
+        if self.random_seeds is not None and self.random_seeds < 1:
+            raise UsageError(f"--random-seeds must be at least 1. Got {self.random_seeds}.")
+        if not self.classifiers or not set(self.classifiers) <= set(CLASSIFIERS):
+            raise UsageError(f"--classifier must be knn, linear or both. Got {self.classifiers}.")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        return plain | {"classifiers": list(self.classifiers)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +87,28 @@ class FrozenResult:
     """The verdict, and every readout's and baseline's score with its interval."""
 
     verdict: Verdict
-    scores: dict[str, Interval]
+    """The first classifier's."""
+    verdicts: dict[str, Verdict]
+    """By classifier (knn, linear), in the order of the plan."""
+    tables: dict[str, dict[str, Scores]]
+    """By classifier, then by method: accuracy, balanced accuracy, macro F1, recall, confusion, calibration."""
+    class_names: tuple[str, ...]
     chance: float
     test_readings: int
     pretraining: str
+    overlap: Overlap
+    notes: dict[str, str]
+    """Of baselines with named weights: what was loaded from where."""
     correct: dict[str, Floats]
-    """How right each method is on each test image: name -> [R, I] in 0..1; R as in `crossing.evaluate_features`."""
+    """How right each method is on each test image, read by the first classifier: name -> [R, I] in 0..1."""
     counterfactual: dict[str, dict[str, Counterfactual]] = field(default_factory=dict)
     """By change: `before` and `after` training; empty when none was asked for."""
+
+    @property
+    def scores(self) -> dict[str, Interval]:
+        """Accuracy by method, of the first classifier."""
+        first = next(iter(self.tables.values()))
+        return {name: one.accuracy for name, one in first.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values: the verdict's keys, and beside them the whole table."""
@@ -93,6 +118,13 @@ class FrozenResult:
             "chance": self.chance,
             "test_readings": self.test_readings,
             "pretraining_saw_test_images": self.pretraining,
+            "pretraining_overlap": self.overlap.to_dict(),
+            "verdicts": {name: one.to_json() for name, one in self.verdicts.items()},
+            "tables": {
+                classifier: {name: one.to_dict(self.class_names) for name, one in methods.items()}
+                for classifier, methods in self.tables.items()
+            },
+            "weights": self.notes,
             **({"counterfactual": self._counterfactual()} if self.counterfactual else {}),
         }
 
@@ -105,109 +137,112 @@ def evaluate_frozen(
     data: LabelledData,
     plan: FrozenPlan,
     *,
+    named: Sequence[NamedEncoder | NotHere] = (),
+    cache: Path | None = None,
     device: torch.device,
     say: Callable[[str], None],
+    warn: Callable[[str], None] | None = None,
 ) -> FrozenResult:
-    """Score the runs' frozen encoders against pixels and random weights on the test split.
+    """Score the runs' frozen encoders against pixels, random weights and named weights on the test split.
 
-    All runs must have the same views and architecture (several seeds of one recipe). The reading of the test split
-    is put into every run's ledger before its labels are used. Raises UsageError when the runs do not belong together.
+    The runs must be repeats of one recipe (`together.check_together`). The reading of the test split is put into every
+    run's ledger before its labels are used. named: further baselines. cache: folder for their pixels. warn: told
+    about a ledger that had to be repaired.
     """
-    first = runs[0].config
-    for run in runs[1:]:
-        if run.config.views.size != first.views.size or run.config.encoder != first.encoder:
-            raise UsageError(
-                f"{run.path} has another image size or architecture than {runs[0].path}; evaluated together, runs may "
-                "differ in their seed only. Evaluate them apart."
-            )
-    name = plan_hash({**plan.to_dict(), "data": data.name, "n_test": len(data.split.test)})
+    seeds = plan.random_seeds or len(runs)
+    if 1 < seeds < len(runs):
+        raise UsageError(
+            f"--random-seeds {seeds} with {len(runs)} runs: each run needs a random initialisation beside it. Give 1 "
+            f"(the same for all) or at least {len(runs)}."
+        )
+    test = data.split.test
+    named_specs = sorted(one.name for one in named)
+    name = plan_hash({**plan.to_dict(), "data": data.name, "n_test": len(test), "baselines": named_specs})
     ledgers = [Ledger(run.folder.evaluation / "ledger.jsonl") for run in runs]
     for run, ledger in zip(runs, ledgers, strict=True):
-        n = len(data.split.test)
-        ledger.record(split="test", purpose="frozen evaluation", plan=name, n=n, step=run.step)
-    # Nothing is chosen on the validation split here (k is fixed, or chosen inside a draw), so its labels serve too.
-    bank, test = np.sort(np.concatenate([data.split.train, data.split.val])), data.split.test
-    rows = np.concatenate([bank, test])
-    cut = len(bank)
-
-    def halves(vectors: Tensor) -> tuple[Tensor, Tensor]:
-        return vectors[:cut], vectors[cut:]
-
-    view = {"size": first.views.size, "mean": first.views.mean, "std": first.views.std}
-    methods: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in READOUTS}
-    for run in runs:
-        say(f"features of {run.path.name} ({len(rows)} images)")
-        own = {"size": run.config.views.size, "mean": run.config.views.mean, "std": run.config.views.std}
-        which: Which
-        for which, prefix in (("query", ""), ("key", "key-")):
-            found = extract(run.encoder(which).to(device), data.store, rows, device=device, **own)  # type: ignore[arg-type]
-            methods[f"{prefix}h"].append(halves(found.h))
-            methods[f"{prefix}z"].append(halves(found.z))
-    say("baselines: pixels, random weights")
-    baselines: dict[str, Any] = {PIXELS: halves(pixel_features(data.store, rows, **view))}  # type: ignore[arg-type]
-    not_run: dict[str, str] = {}
-    # As many random initialisations as runs, so that the baseline varies over seeds as the method does.
-    inits = [
-        random_init_features(
-            lambda s: make_encoder(first.encoder, first.views.size, RANDOM_SEED + s),
-            data.store,
-            rows,
-            bank,
-            seed,
-            device=device,
-            **view,  # type: ignore[arg-type]
-        )
-        for seed in range(len(runs))
-    ]
-    baselines[RANDOM_INIT] = [halves(one.pooled) for one in inits]
-    flattened = [halves(one.flattened) for one in inits if one.flattened is not None]
-    if flattened:
-        baselines[RANDOM_INIT_FLATTENED] = flattened
-    else:
-        not_run[RANDOM_INIT_FLATTENED] = f"{first.encoder.backbone} has no spatial map"
+        if ledger.set_aside and warn is not None:
+            warn(ledger.set_aside)
+        ledger.record(split="test", purpose="frozen evaluation", plan=name, n=len(test), step=run.step)
+    # The labels of the validation split serve too: k is fixed or chosen inside a draw, and the probe's penalty, with
+    # all labels, is chosen on them before it is fitted to all.
+    bank = np.sort(np.concatenate([data.split.train, data.split.val]))
+    found = contenders(runs, data, bank, random_seeds=seeds, named=named, cache=cache, device=device, say=say)
     labels = data.index.labels
-    bank_labels = shuffled(labels[bank], SHUFFLE_SEED) if plan.shuffle_labels else labels[bank]
-    few = plan.labels_per_class is not None
-    draws = plan.draws if few else 1
-    k: int | Sequence[int] = plan.k or (FEW_LABEL_K if few else min(ALL_LABEL_K, cut))
-    read = knn_reader(data.n_classes, k, knn_temperature=plan.knn_temperature)
-    budget = f"{draws} draws of {plan.labels_per_class} labels a class" if few else f"{cut} labels"
-    say(f"kNN on {len(test)} test images, {budget}")
-    matrices = evaluate_features(
-        {**methods, **baselines},
-        bank_labels,
-        data.index.ids[bank],
-        labels[test],
-        read,
-        seed=0,
-        labels_per_class=plan.labels_per_class,
-        draws=draws,
-        bank_groups=data.index.groups[bank],
-        class_names=data.index.class_names,
-    )
     groups = data.index.groups[test] if (data.index.groups[test] >= 0).any() else None
-    scores = {name: crossed_interval(matrix, groups, bounds=(0, 1)) for name, matrix in matrices.items()}
-    verdict = decide(
-        {name: matrix for name, matrix in matrices.items() if name in baselines or name == plan.readout},
+    verdicts, tables, correct = {}, {}, {}
+    for classifier in plan.classifiers:
+        say(f"{CLASSIFIERS[classifier]} on {len(test)} test images, {_budget(plan, len(bank))}")
+        answers = answer_features(
+            {**found.runs, **found.baselines},
+            shuffled(labels[bank], plan.shuffle_seed) if plan.shuffle_labels else labels[bank],
+            data.index.ids[bank],
+            _reader(classifier, plan, data, bank),
+            seed=0,
+            labels_per_class=plan.labels_per_class,
+            draws=plan.draws,
+            bank_groups=data.index.groups[bank],
+            class_names=data.index.class_names,
+            runs=len(runs),
+        )
+        right = {method: one.right(labels[test]) for method, one in answers.items()}
+        verdicts[classifier] = _verdict(classifier, plan, found, right, runs, groups)
+        correct[classifier] = right
+        tables[classifier] = {
+            method: score(one, labels[test], n_classes=data.n_classes, groups=groups) for method, one in answers.items()
+        }
+    counts = np.bincount(labels[test], minlength=data.n_classes)
+    overlap = pretraining_overlap(runs, data)
+    first = plan.classifiers[0]
+    return FrozenResult(
+        verdict=verdicts[first],
+        verdicts={name: verdicts[name] for name in plan.classifiers},
+        tables={name: tables[name] for name in plan.classifiers},
+        class_names=data.index.class_names,
+        chance=float(counts.max() / counts.sum()) if plan.shuffle_labels else 1.0 / int((counts > 0).sum()),
+        test_readings=max(ledger.count("test") for ledger in ledgers),
+        pretraining=overlap.text,
+        overlap=overlap,
+        notes=found.notes,
+        correct=correct[first],
+    )
+
+
+def _budget(plan: FrozenPlan, labels: int) -> str:
+    if plan.labels_per_class is None:
+        return f"{labels} labels"
+    return f"{plan.draws} draws of {plan.labels_per_class} labels a class"
+
+
+def _reader(classifier: Classifier, plan: FrozenPlan, data: LabelledData, bank: Ints) -> Reader:
+    few = plan.labels_per_class is not None
+    if classifier == "knn":
+        k: int | Sequence[int] = plan.k or (FEW_LABEL_K if few else min(ALL_LABEL_K, len(bank)))
+        return knn_reader(data.n_classes, k, knn_temperature=plan.knn_temperature)
+    val, groups = data.split.val, data.index.groups
+    units = np.where(groups[val] >= 0, groups[val], data.index.ids[val])
+    return probe_reader(data.n_classes, held_units=None if few or not len(val) else units)
+
+
+def _verdict(
+    classifier: Classifier,
+    plan: FrozenPlan,
+    found: Contenders,
+    right: dict[str, Floats],
+    runs: Sequence[Run],
+    groups: Ints | None,
+) -> Verdict:
+    return decide(
+        {name: matrix for name, matrix in right.items() if name in found.baselines or name == plan.readout},
         plan.readout,
-        metric="kNN",
+        metric=CLASSIFIERS[classifier],
         readout=plan.readout.removeprefix("key-"),
         encoder="key" if plan.readout.startswith("key-") else "query",
         step=min(run.step for run in runs),
         runs=len(runs),
-        draws=draws if few else None,
+        draws=None if plan.labels_per_class is None else plan.draws,
         labels_per_class=plan.labels_per_class,
         groups=groups,
-        not_run=not_run,
-    )
-    counts = np.bincount(labels[test], minlength=data.n_classes)
-    return FrozenResult(
-        verdict=verdict,
-        scores=scores,
-        chance=float(counts.max() / counts.sum()) if plan.shuffle_labels else 1.0 / int((counts > 0).sum()),
-        test_readings=max(ledger.count("test") for ledger in ledgers),
-        pretraining=_touched(runs, data),
-        correct=matrices,
+        not_run=found.not_run,
     )
 
 
@@ -233,14 +268,3 @@ def counterfactuals(
                 probe = encoder_counterfactual(encoder, data.store, data.split.test, change, **part)  # type: ignore[arg-type]
                 found[change][when].append(probe)
     return {change: {when: mean_of(several) for when, several in both.items()} for change, both in found.items()}
-
-
-def _touched(runs: Sequence[Run], data: LabelledData) -> str:
-    """Whether pretraining used the unlabelled test images, as far as the sample table tells."""
-    used = runs[0].config.data
-    if used.index_hash == data.index.hash:
-        return "yes: pretraining used all images of this data set, the test images among them, without labels"
-    train = data.index.subset(data.index.rows_of("train")) if "train" in data.index.split_names else None
-    if train is not None and used.index_hash == train.hash:
-        return "no: pretraining used the train split of this data set"
-    return "unknown: pretraining used other data; overlap by content was not checked"

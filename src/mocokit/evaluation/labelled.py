@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mocokit.data.index import SampleIndex
 from mocokit.data.pixels import PixelStore, build_pixel_store, side_for
-from mocokit.data.sources import open_source
+from mocokit.data.sources import ImageSource, open_source
 from mocokit.errors import DataError
 from mocokit.evaluation.protocol import Split, split_rows
 
@@ -28,11 +28,19 @@ class LabelledData:
     index: SampleIndex
     store: PixelStore
     split: Split
+    source: ImageSource
 
     @property
     def n_classes(self) -> int:
         """How many classes there are."""
         return len(self.index.class_names)
+
+    def store_at(self, size: int, cache: Path | None = None) -> PixelStore:
+        """The same pictures decoded for views of another size, for an encoder that was made for one."""
+        side = side_for(self.source, size)
+        if side == self.store.side:
+            return self.store
+        return build_pixel_store(self.source, side=side, cache=cache, max_bad=1.0, workers=2)
 
 
 def open_labelled(
@@ -61,7 +69,7 @@ def open_labelled(
     whole = split_rows(index, SPLIT_SEED)
     usable = (index.labels >= 0) & store.readable
     split = Split(**{name: _only(getattr(whole, name), usable) for name in ("train", "val", "test")})
-    return LabelledData(source.name, index, store, split)
+    return LabelledData(source.name, index, store, split, source)
 
 
 def _only(rows: Ints, usable: npt.NDArray[np.bool_]) -> Ints:

@@ -22,7 +22,7 @@ from mocokit.data.index import SampleIndex
 from mocokit.data.randomness import UInt64Array, hash_words, uniform, word
 from mocokit.errors import DamagedError, DataError, UsageError
 from mocokit.evaluation.knn import KNN_TEMPERATURE, nearest, vote
-from mocokit.files import AppendLog, to_json
+from mocokit.files import AppendLog, storage_errors, to_json
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -165,7 +165,7 @@ def choose_k(
     stratified and made by hash. The smaller k wins ties; a k that a fold's bank can't fill is not tried. When
     nothing can be tried (one image in all, say) the answer is the smallest candidate that the bank can fill.
     """
-    fold = _folds(labels, ids, folds, seed)
+    fold = folds_of(labels, ids, folds, seed)
     banks = [np.flatnonzero(fold != number) for number in range(folds)]
     held = [np.flatnonzero(fold == number) for number in range(folds)]
     pairs = [(b, q) for b, q in zip(banks, held, strict=True) if len(b) and len(q)]
@@ -182,7 +182,7 @@ def choose_k(
     return max(fits, key=lambda k: (right[k], -k))
 
 
-def _folds(labels: Ints, ids: Ints, folds: int, seed: int) -> Ints:
+def folds_of(labels: Ints, ids: Ints, folds: int, seed: int) -> Ints:
     """A fold number per row: the units of a class in hash order, dealt out in turn, the next class going on there."""
     units, first, member = np.unique(ids, return_index=True, return_inverse=True)
     key: UInt64Array = hash_words(seed, word("folds"), units)
@@ -203,39 +203,67 @@ def plan_hash(plan: Mapping[str, Any]) -> str:
 class Ledger:
     """Every reading of a labelled split, one line each, in a file that only grows (`eval/ledger.jsonl`).
 
-    Record a reading before its labels are looked at, so that an evaluation that fails half-way counts too. Raises
-    DamagedError for a line that can't be read.
+    Record a reading before its labels are looked at, so that an evaluation that fails half-way counts too. A last
+    line without its end, left by a process that was killed or a disk that was full, is set aside in `ledger.torn`
+    (`set_aside` says so); any other line that can't be read raises DamagedError.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.readings: list[dict[str, Any]] = _read_lines(path) if path.exists() else []
+        self.set_aside: str | None = None
+        """What to tell the user about a torn last line; None when there was none."""
+        self.readings: list[dict[str, Any]] = self._read() if path.exists() else []
 
     def record(self, *, split: str, purpose: str, plan: str, n: int, step: int) -> None:
         """Append one reading of `n` labelled images of `split` at checkpoint `step`; `plan` is a `plan_hash`."""
         utc = datetime.now(UTC).isoformat(timespec="seconds")
         reading = {"utc": utc, "split": split, "purpose": purpose, "plan": plan, "n": n, "step": step}
-        log = AppendLog(self.path)
-        try:
-            log.append(to_json(reading, indent=None).rstrip("\n"))
-            log.sync()
-        finally:
-            log.close()
+        _append(self.path, to_json(reading, indent=None).rstrip("\n"))
         self.readings.append(reading)
 
     def count(self, split: str, plan: str | None = None) -> int:
         """How often `split` has been read, in all or for one plan."""
         return sum(r["split"] == split and plan in (None, r["plan"]) for r in self.readings)
 
+    def _read(self) -> list[dict[str, Any]]:
+        with storage_errors(self.path, "read"):
+            whole = self.path.read_bytes()
+        *lines, tail = whole.split(b"\n")
+        readings = [self._parse(line, number) for number, line in enumerate(lines, 1)]
+        if not tail:
+            return readings
+        torn = self.path.with_name("ledger.torn")
+        _append(
+            torn, tail.decode("utf-8", "replace")
+        )  # first kept there, then cut here: a kill in between loses nothing
+        log = AppendLog(self.path)
+        try:
+            log.truncate_to(len(whole) - len(tail))
+            log.sync()
+        finally:
+            log.close()
+        self.set_aside = (
+            f"the last line of {self.path} was cut off when it was written; it is set aside in {torn.name} and not "
+            "counted as a reading."
+        )
+        return readings
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    readings = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    def _parse(self, line: bytes, number: int) -> dict[str, Any]:
         try:
             reading = json.loads(line)
             if not {"utc", "split", "purpose", "plan", "n", "step"} <= set(reading):
                 raise ValueError("a field is missing")
         except (ValueError, TypeError) as error:
-            raise DamagedError(f"Line {number} of {path} is no reading of a split; the file was changed.") from error
-        readings.append(dict(reading))
-    return readings
+            raise DamagedError(
+                f"Line {number} of {self.path} is no reading of a split; the file was changed. Put it back."
+            ) from error
+        return dict(reading)
+
+
+def _append(path: Path, line: str) -> None:
+    log = AppendLog(path)
+    try:
+        log.append(line)
+        log.sync()
+    finally:
+        log.close()
