@@ -1,4 +1,5 @@
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -252,6 +253,27 @@ def test_a_damaged_ledger_is_not_read_as_fewer_readings(tmp_path: Path, damage: 
     path.write_text(path.read_text() + damage + "\n")
     with pytest.raises(DamagedError, match="Line 2"):
         Ledger(path)
+
+
+@given(cut=st.integers(1, 120))
+@settings(max_examples=30, deadline=None)
+def test_a_torn_last_line_is_set_aside_and_the_ledger_goes_on(cut: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.jsonl"
+        for number in range(2):
+            Ledger(path).record(split="test", purpose="p", plan=str(number), n=1, step=0)
+        whole = path.read_bytes()
+        last = whole.splitlines(keepends=True)[-1]
+        cut = min(cut, len(last) - 1)
+        path.write_bytes(whole[: len(whole) - cut])
+        ledger = Ledger(path)
+        assert ledger.count("test") == 1
+        assert "cut off" in str(ledger.set_aside)
+        assert (path.parent / "ledger.torn").read_bytes() == last[: len(last) - cut] + b"\n"
+        ledger.record(split="test", purpose="p", plan="3", n=1, step=0)
+        again = Ledger(path)
+        assert again.set_aside is None
+        assert [reading["plan"] for reading in again.readings] == ["0", "3"]
 
 
 def test_plan_hash_is_of_the_content() -> None:

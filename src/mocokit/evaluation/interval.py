@@ -94,7 +94,7 @@ def crossed_interval(
     half, df = _half_width(SS_R, SS_I, SS_RI, R=R, G=G, df_I=df_I, confidence=confidence)
     low, high = centre - half, centre + half
     if bounds is not None:
-        low, high = _between_bounds(centre, half, *bounds)
+        low, high = between_bounds(centre, half, *bounds)
     return Interval(mean=mean, low=low, high=high, df=df, this_run_only=R == 1)
 
 
@@ -134,7 +134,7 @@ def _deviations(values: Floats, groups: Ints | None) -> tuple[Floats, float]:
     return deviations, max(1.0, 1 / float((share**2).sum()) - 1)
 
 
-def _between_bounds(centre: float, half: float, least: float, greatest: float) -> tuple[float, float]:
+def between_bounds(centre: float, half: float, least: float, greatest: float) -> tuple[float, float]:
     """The interval made on the arcsine scale between the bounds: longer towards the middle, and never outside."""
     place = (centre - least) / (greatest - least)
     angle = math.asin(math.sqrt(place))

@@ -10,7 +10,7 @@ Shapes: A answers to every test image (runs, and label draws of each), I images,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mocokit.errors import DataError
-from mocokit.evaluation.interval import Interval, crossed_interval
+from mocokit.evaluation.interval import Interval, between_bounds, crossed_interval
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -100,28 +100,61 @@ class Answers:
 def score(answers: Answers, labels: Ints, *, n_classes: int, groups: Ints | None = None) -> Scores:
     """Everything about one method's answers. labels: int64 [I] in 0..n_classes-1; groups as in `crossed_interval`."""
     right = answers.right(labels)
-    there = np.unique(labels)
-    recalls, f1s = [], []
     by_class: dict[int, Interval | None] = {}
-    for number in there.tolist():
-        of_class = (labels == number).astype(np.float64)
-        taken_for = (answers.predicted == number).astype(np.float64)  # [A, I]
-        hit = taken_for * of_class
-        recalls.append(answers.rows(linearised(hit, of_class[None])))
-        f1s.append(answers.rows(linearised(2 * hit, of_class + taken_for)))
-        mine = np.flatnonzero(of_class)
+    for number in np.unique(labels).tolist():
+        mine = np.flatnonzero(labels == number)
         try:
             by_class[number] = crossed_interval(right[:, mine], None if groups is None else groups[mine], bounds=(0, 1))
         except DataError:
             by_class[number] = None
     return Scores(
         accuracy=crossed_interval(right, groups, bounds=(0, 1)),
-        balanced_accuracy=crossed_interval(np.mean(recalls, axis=0), groups, bounds=(0, 1)),
-        macro_f1=crossed_interval(np.mean(f1s, axis=0), groups, bounds=(0, 1)),
+        balanced_accuracy=_mean_of_ratios(answers, labels, groups, _recalls),
+        macro_f1=_mean_of_ratios(answers, labels, groups, _f1s),
         recall=by_class,
         confusion=confusion(answers.predicted, labels, n_classes),
         reliability=None if answers.confidence is None else reliability(answers, labels),
     )
+
+
+Ratio = Callable[[Floats, Floats], tuple[Floats, Floats]]
+"""(images of a class [1, I], images taken for it [A, I]), as 0 and 1 -> numerators and denominators of a ratio."""
+
+
+def _recalls(of_class: Floats, taken_for: Floats) -> tuple[Floats, Floats]:
+    return taken_for * of_class, of_class
+
+
+def _f1s(of_class: Floats, taken_for: Floats) -> tuple[Floats, Floats]:
+    return 2 * taken_for * of_class, of_class + taken_for
+
+
+def _mean_of_ratios(answers: Answers, labels: Ints, groups: Ints | None, ratio: Ratio) -> Interval:
+    """The mean over the classes there are of a ratio, with its interval.
+
+    A small class that is all right (or all wrong) says too little about how sure that is, so for the interval two more
+    images of each class are imagined, one right and one wrong, as `crossed_interval` does for all images together.
+    """
+    there = np.unique(labels)
+    A, extra = len(answers.predicted), np.concatenate([there, there])
+    said = np.concatenate([there, np.full(len(there), -1)])
+    more = Answers(
+        np.concatenate([answers.predicted, np.tile(said, (A, 1))], axis=1), answers.replicate, answers.confidence
+    )
+    alone = None if groups is None else np.concatenate([groups, np.full(len(extra), -1)])
+    mean = float(_stand_ins(answers, labels, there, ratio).mean())
+    wide = crossed_interval(_stand_ins(more, np.concatenate([labels, extra]), there, ratio), alone)
+    low, high = between_bounds(wide.mean, (wide.high - wide.low) / 2, 0.0, 1.0)
+    return Interval(mean=mean, low=min(low, mean), high=max(high, mean), df=wide.df, this_run_only=wide.this_run_only)
+
+
+def _stand_ins(answers: Answers, labels: Ints, classes: Ints, ratio: Ratio) -> Floats:
+    """[R, I]: the mean over classes of the linearised ratio."""
+    parts = []
+    for number in classes.tolist():
+        of_class = (labels == number).astype(np.float64)[None]
+        parts.append(linearised(*ratio(of_class, (answers.predicted == number).astype(np.float64))))
+    return answers.rows(np.mean(parts, axis=0))
 
 
 def linearised(above: Floats, below: Floats) -> Floats:
