@@ -206,3 +206,24 @@ def test_coverage_with_groups(sizes: Callable[[np.random.Generator], np.ndarray]
         without += two.low <= 0.7 <= two.high
     assert 0.925 <= with_groups / 1000 <= 0.985
     assert without / 1000 < 0.9, "ignoring groups must be seen to fail, or this test shows nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("R", [3, 5, 10])
+def test_coverage_of_a_paired_difference_with_seeds_groups_and_correlated_methods(R: int) -> None:
+    """1,000 experiments: R seeds of both methods, 60 unequal groups of images that are alike, methods that agree."""
+    rng = np.random.default_rng(R)
+    hits = 0
+    for _ in range(1000):
+        groups = np.repeat(np.arange(60), rng.integers(1, 9, 60))
+        images = len(groups)
+        both = np.sqrt(0.5) * rng.normal(size=60)[groups] + np.sqrt(0.5) * rng.normal(size=images)
+
+        def answers(accuracy: float, both: np.ndarray = both, images: int = images) -> np.ndarray:
+            image = np.sqrt(0.7) * both + np.sqrt(0.3) * rng.normal(size=images)
+            latent = np.sqrt(0.7) * image + np.sqrt(0.3) * rng.normal(size=(R, images)) + 0.1 * rng.normal(size=(R, 1))
+            return (latent < stats.norm.ppf(accuracy) * np.sqrt(1.01)).astype(float)
+
+        got = crossed_interval(answers(0.75) - answers(0.65), groups, bounds=(-1, 1))
+        hits += got.low <= 0.1 <= got.high
+    assert 0.93 <= hits / 1000 <= 0.97
