@@ -13,11 +13,13 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api import ablate as ablate
     from mocokit.api import doctor as doctor
     from mocokit.api import evaluate as evaluate
+    from mocokit.api import finetune as finetune
     from mocokit.api import lab as lab
     from mocokit.api import load_run as load_run
     from mocokit.api import named_recipes as named_recipes
     from mocokit.api import pack as pack
     from mocokit.api import plan as plan
+    from mocokit.api import predict as predict
     from mocokit.api import pretrain as pretrain
     from mocokit.api import recipe_sheet as recipe_sheet
     from mocokit.contrast.encoders import Encoder as Encoder
@@ -39,6 +41,7 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.data.views import ViewConfig as ViewConfig
     from mocokit.data.views import make_views as make_views
     from mocokit.data.views import view_recipe as view_recipe
+    from mocokit.evaluation.tuning import TuneSettings as TuneSettings
     from mocokit.evaluation.verdict import Verdict as Verdict
     from mocokit.options import PretrainOptions as PretrainOptions
     from mocokit.training.run import Run as Run
@@ -47,8 +50,8 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "mocokit.api": (
-        "Plan", "ablate", "doctor", "evaluate", "lab", "load_run", "named_recipes", "pack", "plan", "pretrain",
-        "recipe_sheet",
+        "Plan", "ablate", "doctor", "evaluate", "finetune", "lab", "load_run", "named_recipes", "pack", "plan",
+        "predict", "pretrain", "recipe_sheet",
     ),
     "mocokit.contrast.encoders": ("Encoder", "EncoderConfig", "EncoderPair", "build_encoder"),
     "mocokit.contrast.key_queue": ("KeyQueue", "Keys"),
@@ -57,6 +60,7 @@ _WHERE = {
     "mocokit.contrast.steps": ("ContrastConfig", "Scoring", "ViewPair", "moco_step_ema_first", "moco_step_paper"),
     "mocokit.data.sources": ("open_source",),
     "mocokit.data.views": ("ViewConfig", "make_views", "view_recipe"),
+    "mocokit.evaluation.tuning": ("TuneSettings",),
     "mocokit.evaluation.verdict": ("Verdict",),
     "mocokit.options": ("PretrainOptions",),
     "mocokit.training.run": ("Run",),

@@ -6,6 +6,7 @@ of the errors of `mocokit.errors`.
 
 from mocokit.api.data import pack
 from mocokit.api.evaluating import evaluate, table_and_verdict
+from mocokit.api.finetuning import finetune, predict
 from mocokit.api.listing import RecipeSheet, named_recipes, recipe_sheet
 from mocokit.api.machine import doctor
 from mocokit.api.planning import Plan, plan
@@ -20,11 +21,13 @@ __all__ = [
     "ablate",
     "doctor",
     "evaluate",
+    "finetune",
     "lab",
     "load_run",
     "named_recipes",
     "pack",
     "plan",
+    "predict",
     "pretrain",
     "recipe_sheet",
     "table_and_verdict",

@@ -1,0 +1,263 @@
+"""The verbs `finetune` and `predict`: few-label curves, and the classifier they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mocokit import files
+from mocokit.api.evaluating import open_runs
+from mocokit.data.pixels import build_pixel_store, side_for
+from mocokit.data.sources import open_source
+from mocokit.errors import DataError, UsageError
+from mocokit.evaluation.budgets import Budget, parse_budgets
+from mocokit.evaluation.curve import ARMS, CurvePoint, curve_points, curve_rows, curve_table, labels_to_match
+from mocokit.evaluation.features import frozen, gather, plain_batches
+from mocokit.evaluation.few_labels import CellKey, FewLabels, answers_of, best_cell, fit_cells
+from mocokit.evaluation.labelled import LabelledData, open_labelled
+from mocokit.evaluation.metrics import calibration
+from mocokit.evaluation.overlap import pretraining_overlap
+from mocokit.evaluation.protocol import Ledger, plan_hash
+from mocokit.evaluation.table import csv_text
+from mocokit.evaluation.tuned_folder import Cell, TunedFolder, claim_tuned, commit_model, load_tuned
+from mocokit.evaluation.tuning import TuneSettings
+from mocokit.reporting import plots
+from mocokit.reporting.curves import few_label_figure
+from mocokit.training import runlog
+from mocokit.training.precision import num_threads
+from mocokit.training.run import Run, pick_device
+
+DEFAULT_BUDGETS = "1,5,10,all"
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneResult:
+    """A few-label curve. `values` is what curve.json holds."""
+
+    path: Path
+    values: dict[str, Any]
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """One entry for each budget and arm: labels, accuracy, balanced accuracy, macro F1, difference to scratch."""
+        found: list[dict[str, Any]] = self.values["points"]
+        return found
+
+    @property
+    def table(self) -> str:
+        """The curve as text."""
+        return str(self.values["table"])
+
+
+def finetune(
+    runs: str | Path | Run | Sequence[str | Path | Run],
+    labelled: str | Path,
+    out: str | Path,
+    *,
+    labels_per_class: str | None = None,
+    label_fraction: str | None = None,
+    draws: int = 3,
+    settings: TuneSettings | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    label_column: str | None = None,
+    group_column: str | None = None,
+    quiet: bool = False,
+) -> FinetuneResult:
+    """Fine-tune with few labels against from scratch, a frozen probe and frozen random weights; draw the curve.
+
+    runs: one run, or several of one recipe that differ in their seed. labelled: data with labels, split as `evaluate`
+    splits them. labels_per_class: budgets such as "1,5,10,all"; or label_fraction, such as "0.01,0.1,1". draws: label
+    sets for each budget and run. settings: how every cell is fitted. out: a folder; started again with the same
+    arguments it goes on where it stopped, and a finished one is only read.
+
+    Writes curve.json, curve.csv, curve.png and the best model (`predict`) into `out`, and a line into every run's
+    ledger when the test labels are read. Raises UsageError, DataError, DivergedError, LockedError, StorageError.
+    """
+    progress = runlog.Progress(quiet=quiet)
+    opened = open_runs(runs, progress, "finetune")
+    named = labels_per_class if labels_per_class or label_fraction else DEFAULT_BUDGETS
+    budgets = parse_budgets(named, label_fraction)
+    if draws < 1:
+        raise UsageError(f"--draws must be at least 1. Got {draws}.")
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"--seed must lie in [0, 2^63). Got {seed}.")
+    if threads is not None and threads < 1:
+        raise UsageError(f"--threads must be at least 1. Got {threads}.")
+    settings = settings or TuneSettings()
+    first = opened[0].config
+    data = open_labelled(
+        str(labelled),
+        size=first.views.size,
+        label_column=label_column,
+        group_column=group_column,
+        progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
+    )
+    task = FewLabels(opened, data, settings, draws=draws, seed=seed, device=pick_device("auto"))
+    budgets = _by_size(task, budgets)
+    plan = {
+        "runs": [[run.config.digest(), run.step] for run in opened],
+        "data": data.name,
+        "index": data.index.hash,
+        "budgets": [budget.name for budget in budgets],
+        "draws": draws,
+        "seed": seed,
+        "settings": settings.to_dict(),
+    }
+    folder, lock = claim_tuned(Path(out), plan)
+    with lock, num_threads(threads or first.execution.threads or torch.get_num_threads()):
+        finished = folder.path / "curve.json"
+        if finished.exists() and folder.model.exists():
+            progress.say(f"{folder.path} is finished; nothing to do.")
+            return FinetuneResult(folder.path, files.read_json(finished))
+        cells = fit_cells(
+            task, budgets, folder, say=lambda done, total, what: progress.show(f"{done}/{total}  {what}", final=True)
+        )
+        for run in opened:
+            ledger = Ledger(run.folder.evaluation / "ledger.jsonl")
+            if ledger.set_aside:
+                progress.warn(ledger.set_aside)
+            n = len(data.split.test)
+            ledger.record(split="test", purpose="few-label curve", plan=plan_hash(plan), n=n, step=run.step)
+        return _finish(task, budgets, cells, folder)
+
+
+def _by_size(task: FewLabels, budgets: Sequence[Budget]) -> tuple[Budget, ...]:
+    """The budgets by how many labels they are; an impossible one is an error before anything is fitted."""
+    sizes = {budget: len(task.rows(CellKey(ARMS[0], budget, 0, 0))) for budget in budgets}
+    return tuple(sorted(budgets, key=lambda budget: sizes[budget]))
+
+
+def _finish(
+    task: FewLabels, budgets: Sequence[Budget], cells: dict[CellKey, Cell], folder: TunedFolder
+) -> FinetuneResult:
+    """Score the cells on the test labels, write the curve and commit the best model."""
+    data, runs = task.data, task.runs
+    test = data.split.test
+    truth = data.index.labels[test]
+    groups = data.index.groups[test] if (data.index.groups[test] >= 0).any() else None
+    points: list[CurvePoint] = []
+    for budget in budgets:
+        labels = next(cell.facts["labels"] for key, cell in cells.items() if key.budget == budget)
+        answers = answers_of(cells, budget, len(runs))
+        points += curve_points(answers, budget.name, labels, truth, n_classes=data.n_classes, groups=groups)
+    matches = labels_to_match(points)
+    replicates = f"{len(runs)} seed{'s' if len(runs) > 1 else ' (this run only)'}, {task.draws} label draws"
+    table = curve_table(points, matches, len(test), replicates)
+    chance = 1.0 / int((np.bincount(truth, minlength=data.n_classes) > 0).sum())
+    best = best_cell(cells, budgets[-1])
+    chosen = cells[best]
+    model = {
+        **chosen.facts,
+        "budget": best.budget.name,
+        "run": runs[best.run].path.name,
+        "test_accuracy": float(np.mean(chosen.predicted == truth)),
+        "test_ece": calibration(chosen.confidence, chosen.predicted == truth).ece,
+    }
+    values = {
+        "points": [point.to_dict() for point in points],
+        "labels_to_match": [
+            {"labels": one.labels, "from_scratch": one.equal, "low": one.low, "high": one.high} for one in matches
+        ],
+        "n_test": len(test),
+        "seeds": len(runs),
+        "draws": task.draws,
+        "chance": chance,
+        "pretraining_saw_test_images": pretraining_overlap(runs, data).text,
+        "cells": {key.name: cell.facts for key, cell in cells.items()},
+        "model": model,
+        "table": table,
+    }
+    head, rows = curve_rows(points)
+    files.write_text(folder.path / "curve.csv", csv_text(head, rows))
+    arms = {
+        arm: [(one.labels, one.accuracy.mean, one.accuracy.low, one.accuracy.high) for one in points if one.arm == arm]
+        for arm in ARMS
+    }
+    figure = few_label_figure(
+        arms, title=f"{data.name}: {len(test)} test images, {replicates}", chance=values["chance"]
+    )
+    plots.save_figure(figure, folder.path / "curve.png")
+    if folder.weights(best.name).exists():
+        commit_model(folder, best.name, _model_config(task, best, chosen, model, data))
+    files.write_json(folder.path / "curve.json", values)  # last: it says that everything else is there
+    return FinetuneResult(folder.path, values)
+
+
+def _model_config(
+    task: FewLabels, best: CellKey, chosen: Cell, facts: dict[str, Any], data: LabelledData
+) -> dict[str, Any]:
+    """All that is needed to use the weights: architecture, preprocessing, classes, temperature; and where from."""
+    config = task.runs[best.run].config.to_dict()
+    return {
+        "class_names": list(data.index.class_names),
+        "encoder": config["encoder"],
+        "views": {name: config["views"][name] for name in ("size", "mean", "std")},
+        "temperature": chosen.facts["temperature"],
+        "made_by": facts,
+        "labelled": data.name,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """What a classifier said of N images."""
+
+    path: Path
+    images: int
+    unreadable: int
+    counts: dict[str, int]
+    """Images by predicted class."""
+    ece: dict[str, float | None]
+    """Of the model: expected calibration error on the labels it was calibrated on (`held`), and on the `test` split."""
+
+
+def predict(tuned: str | Path, images: str | Path, out: str | Path, *, quiet: bool = False) -> Predictions:
+    """Classify images with a fine-tuned model; `out` becomes a CSV of id, path, class, probability.
+
+    tuned: a folder made by `finetune`. images: whatever `pretrain` can read; labels are not looked at. An image that
+    can't be read has an empty class. Raises UsageError, DataError, DamagedError, StorageError.
+    """
+    progress = runlog.Progress(quiet=quiet)
+    if Path(out).is_dir():
+        raise UsageError(f"{out} is a folder; --out needs a file, such as predictions.csv.")
+    model = load_tuned(Path(tuned))
+    source = open_source(str(images))
+    if not len(source.index):
+        raise DataError(f"{source.name} has no images.")
+    store = build_pixel_store(
+        source,
+        side=side_for(source, model.size),
+        max_bad=1.0,
+        workers=2,
+        progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
+    )
+    rows, device = np.arange(len(source.index), dtype=np.int64), pick_device("auto")
+    network = model.model.to(device)
+    with frozen(network):
+        views = plain_batches(store, rows, size=model.size, mean=model.mean, std=model.std, batch=128, device=device)
+        (logits,) = gather(
+            lambda x: (network(x),), views, len(rows), lambda done, total: progress.show(f"classified  {done}/{total}")
+        )
+    sure = torch.softmax(logits.double() / model.temperature, 1).max(1)
+    readable = store.readable
+    counts = dict.fromkeys(model.class_names, 0)
+    table = []
+    for row in rows.tolist():
+        name = model.class_names[int(sure.indices[row])] if readable[row] else ""
+        if readable[row]:
+            counts[name] += 1
+        chance = f"{float(sure.values[row]):.6f}" if readable[row] else ""
+        table.append([str(source.index.ids[row]), source.index.names[row], name, chance])
+    files.write_text(Path(out), csv_text(["id", "path", "class", "probability"], table))
+    unreadable = int((~readable).sum())
+    if unreadable:
+        progress.warn(f"{unreadable} of {len(rows)} images could not be read; their class is empty in {out}.")
+    made_by = model.config.get("made_by", {})
+    ece = {"held": made_by.get("held_ece"), "test": made_by.get("test_ece")}
+    return Predictions(Path(out), len(rows), unreadable, counts, ece)
