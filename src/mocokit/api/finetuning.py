@@ -159,7 +159,7 @@ def _finish(
         "test_accuracy": float(np.mean(chosen.predicted == truth)),
         "test_ece": calibration(chosen.confidence, chosen.predicted == truth).ece,
     }
-    values = {
+    values: dict[str, Any] = {
         "points": [point.to_dict() for point in points],
         "labels_to_match": [
             {"labels": one.labels, "from_scratch": one.equal, "low": one.low, "high": one.high} for one in matches
@@ -179,9 +179,7 @@ def _finish(
         arm: [(one.labels, one.accuracy.mean, one.accuracy.low, one.accuracy.high) for one in points if one.arm == arm]
         for arm in ARMS
     }
-    figure = few_label_figure(
-        arms, title=f"{data.name}: {len(test)} test images, {replicates}", chance=values["chance"]
-    )
+    figure = few_label_figure(arms, title=f"{data.name}: {len(test)} test images, {replicates}", chance=chance)
     plots.save_figure(figure, folder.path / "curve.png")
     if folder.weights(best.name).exists():
         commit_model(folder, best.name, _model_config(task, best, chosen, model, data))

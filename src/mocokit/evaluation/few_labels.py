@@ -96,7 +96,7 @@ class FewLabels:
         read = probe_reader(self.data.n_classes, seed=self.seed)
         reading = read(bank[places], self.data.index.labels[rows], self.units[rows], test)
         assert reading.confidence is not None
-        return Cell(reading.predicted, reading.confidence, {"labels": len(rows)}), None
+        return Cell(reading.predicted, _rounded(reading.confidence), {"labels": len(rows)}), None
 
     def _tuned(self, key: CellKey, rows: Ints) -> tuple[Cell, Classifier]:
         run, index = self.runs[key.run], self.data.index
@@ -127,7 +127,7 @@ class FewLabels:
             "temperature": tuned.temperature,
             "held_ece": tuned.held_ece,
         }
-        return Cell(sure.indices.numpy().astype(np.int64), sure.values.numpy(), facts), tuned.model
+        return Cell(sure.indices.numpy().astype(np.int64), _rounded(sure.values.numpy()), facts), tuned.model
 
     def _backbone(self, run: Run) -> nn.Module:
         return run.encoder("query").backbone
@@ -179,6 +179,11 @@ class FewLabels:
                 ).pooled
             self._frozen[place] = (h[:cut], h[cut:])
         return self._frozen[place]
+
+
+def _rounded(confidence: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """As it is written, so that a cell read back is the same one."""
+    return np.round(confidence, 6)
 
 
 def fit_cells(

@@ -285,7 +285,7 @@ def layer_groups(backbone: nn.Module) -> list[list[nn.Parameter]]:
     batch norm, joins the one before it, and bare parameters (a ViT's positions) the first.
     """
     trunk: nn.Module = getattr(backbone, "trunk", backbone)
-    groups: list[list[nn.Parameter]] = [list(trunk.parameters(recurse=False))]
+    groups: list[list[nn.Parameter]] = [[]]
     opened = False
     for child in _children(trunk):
         mine = [p for p in child.parameters() if p.requires_grad]
@@ -295,6 +295,8 @@ def layer_groups(backbone: nn.Module) -> list[list[nn.Parameter]]:
             groups.append([])
         opened = opened or any(p.ndim > 1 for p in mine)
         groups[-1] += mine
+    taken = {id(p) for group in groups for p in group}
+    groups[0] += [p for p in trunk.parameters() if p.requires_grad and id(p) not in taken]
     return [group for group in groups if group]
 
 
