@@ -166,7 +166,6 @@ def _open_baselines(specs: Sequence[str], run: Run, allow_partial: bool) -> list
 def _write(folder: Path, result: FrozenResult) -> None:
     """Everything about an evaluation; what an earlier one left and this one has not is removed."""
     judged = result.verdict.readout if result.verdict.encoder == "query" else f"key-{result.verdict.readout}"
-    strongest = result.verdict.baseline["name"]
     files.write_json(folder / "verdict.json", result.to_dict())
     for classifier in CLASSIFIERS:
         if classifier in result.tables:
@@ -186,7 +185,8 @@ def _write(folder: Path, result: FrozenResult) -> None:
         return
     methods = result.tables["linear"]
     files.write_text(folder / "reliability.csv", reliability_csv(methods))
-    told = [(name, methods[name].reliability) for name in (judged, strongest)]
+    shown = (judged, result.verdicts["linear"].baseline["name"])
+    told = [(name, methods[name].reliability) for name in shown]
     plots.save_figure(
         reliability_figure([(n, r.share, r.confidence, r.accuracy, r.ece) for n, r in told if r is not None]),
         folder / "reliability.png",

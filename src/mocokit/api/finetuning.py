@@ -61,7 +61,7 @@ def finetune(
     *,
     labels_per_class: str | None = None,
     label_fraction: str | None = None,
-    draws: int = 3,
+    draws: int = 5,
     settings: TuneSettings | None = None,
     seed: int = 0,
     threads: int | None = None,

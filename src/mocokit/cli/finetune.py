@@ -25,7 +25,7 @@ def finetune(
     label_column: Annotated[str | None, Parameter(group="Protocol")] = None,
     group_column: Annotated[str | None, Parameter(group="Protocol")] = None,
     lr: Annotated[str, Parameter(group="Training")] = "0.0005,0.003",
-    steps: Annotated[int, Parameter(group="Training", converter=whole_number)] = 150,
+    steps: Annotated[int | None, Parameter(group="Training", converter=whole_number)] = None,
     batch_size: Annotated[int, Parameter(group="Training", converter=whole_number)] = 32,
     weight_decay: Annotated[float, Parameter(group="Training")] = 0.01,
     layer_decay: Annotated[float, Parameter(group="Training")] = 0.75,
@@ -67,7 +67,7 @@ def finetune(
         Learning rates of the topmost layer (AdamW), such as 0.001 or 0.0005,0.003; the labels held out of the budget
         choose among several.
     steps
-        Training steps at most; held-out labels choose how many.
+        Training steps at most; held-out labels choose how many. Default: 30 epochs of the budget, 150 to 1,000 steps.
     batch_size
         Images in a step; all of them where a budget has fewer.
     weight_decay

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from mocokit import files
@@ -187,8 +186,8 @@ def load_tuned(path: Path) -> TunedModel:
         raise DamagedError(f"{folder / 'config.json'} is not a classifier's configuration ({error}).") from error
     backbone = make_encoder(encoder, size, 0).backbone
     tensors = read_tensors(folder / "model.safetensors")
-    head = tensors.get("classifier.weight", torch.zeros(0, 0))
-    model = Classifier(backbone, torch.zeros_like(head), torch.zeros(len(head)))
+    n_features = int(tensors["centre"].numel()) if "centre" in tensors else 0
+    model = Classifier(backbone, n_features, len(names))
     _load(model, tensors, folder)
     return TunedModel(
         model.eval(), names, size, (mean[0], mean[1], mean[2]), (std[0], std[1], std[2]), temperature, config

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,9 @@ from mocokit.evaluation.metrics import calibration
 from mocokit.evaluation.probe import choose_strength, fit_probe
 
 CHECKS = 10  # how often the held-out labels are looked at on the way
-PATIENCE = 3  # checks without a better one after which a learning rate is given up
+PATIENCE = 5  # checks without a better one after which a learning rate is given up
+_EPOCHS = 30
+_PROBE_VIEWS = 4
 LEAST_BATCH_FOR_STATISTICS = 16  # smaller batches leave a trained batch norm's statistics alone
 LEAST_FOR_TEMPERATURE = 20  # held-out labels below which the probabilities are left as they are
 
@@ -42,8 +44,8 @@ class TuneSettings:
 
     lr: tuple[float, ...] = (0.0005, 0.003)
     """Learning rates (AdamW) of the linear layer; the held-out labels choose among several."""
-    steps: int = 150
-    """Optimiser steps at most."""
+    steps: int | None = None
+    """Optimiser steps at most; None = 30 epochs of the budget, but no fewer than 150 and no more than 1,000."""
     batch_size: int = 32
     """Images a step; all of the budget where it has fewer."""
     weight_decay: float = 0.01
@@ -54,7 +56,7 @@ class TuneSettings:
     def __post_init__(self) -> None:
         for name, holds, must in (
             ("lr", bool(self.lr) and all(0 < value < math.inf for value in self.lr), "be above 0"),
-            ("steps", self.steps >= 1, "be at least 1"),
+            ("steps", self.steps is None or self.steps >= 1, "be at least 1"),
             ("batch_size", self.batch_size >= 2, "be at least 2"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, "be 0 or more"),
             ("layer_decay", 0 < self.layer_decay <= 1, "lie above 0 and up to 1"),
@@ -62,47 +64,51 @@ class TuneSettings:
             if not holds:
                 raise UsageError(f"--{name.replace('_', '-')} must {must}. Got {getattr(self, name)}.")
 
+    def steps_for(self, labels: int) -> int:
+        """The steps at most with so many labels."""
+        return self.steps or min(max(_EPOCHS * labels // min(self.batch_size, labels), 150), 1000)
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return asdict(self) | {"lr": list(self.lr)}
 
 
 def mild_views(views: ViewConfig) -> ViewConfig:
-    """A pretraining's views toned down for training with labels.
+    """Small moves, turns and zooms of the plain view, and a mirror image where the pretraining had them.
 
-    Crops keep half of the area at least, jitter is half as strong, geometric changes stay as they are, and what could
-    take away the label (grey, exchanged channels, blur, noise) is off.
+    No crops and no change of colour: with few labels a part of the picture, or its hue, may be what the label is
+    about, and the test images are looked at whole.
     """
-    crop = None if views.crop_area is None else (max(0.5, views.crop_area[0]), 1.0)
-    return replace(
-        views,
-        crop_area=crop,
-        brightness=views.brightness / 2,
-        contrast=views.contrast / 2,
-        saturation=views.saturation / 2,
-        hue=views.hue / 2,
-        grayscale=0.0,
-        channel_swap=0.0,
-        blur=0.0,
-        noise=0.0,
+    return ViewConfig(
+        size=views.size,
+        flip=views.flip,
+        rotation=8.0,
+        zoom=(0.95, 1.15),
+        shift=0.05,
+        mean=views.mean,
+        std=views.std,
     )
 
 
 class Classifier(nn.Module):
-    """A backbone and a linear layer on h. `forward`: images [N, 3, s, s] -> logits float32 [N, C]."""
+    """A backbone and a linear layer on h standardised by fixed numbers. `forward`: images -> logits float32 [N, C]."""
 
-    def __init__(self, backbone: nn.Module, weight: Tensor, bias: Tensor) -> None:
+    centre: Tensor
+    """[H] taken from h."""
+    scale: Tensor
+    """[H] by which what is left is divided, so that one learning rate suits features of any size."""
+
+    def __init__(self, backbone: nn.Module, n_features: int, n_classes: int) -> None:
         super().__init__()
         self.backbone = backbone
-        self.classifier = nn.Linear(weight.shape[1], weight.shape[0])
-        with torch.no_grad():
-            self.classifier.weight.copy_(weight)
-            self.classifier.bias.copy_(bias)
+        self.register_buffer("centre", torch.zeros(n_features))
+        self.register_buffer("scale", torch.ones(n_features))
+        self.classifier = nn.Linear(n_features, n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits, float32 [N, C]."""
-        out: Tensor = self.classifier(self.backbone(x))
-        return out.float()
+        """Logits of images [N, 3, s, s]."""
+        out: Tensor = self.classifier((self.backbone(x).float() - self.centre) / self.scale)
+        return out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,13 +153,12 @@ def tune(
     finite losses.
     """
     base = copy.deepcopy(backbone).to(task.device)
-    lr, steps, loss = settings.lr[0], settings.steps, None
+    how = _How(settings, settings.steps_for(len(fit) + len(held)), seed, pretrained)
+    lr, steps, loss = settings.lr[0], how.steps, None
     temperature, ece = 1.0, None
     if len(held):
-        start = _with_probe(base, task, fit)
-        tries = [
-            _try(start, task, fit, held, settings, value, seed=seed, pretrained=pretrained) for value in settings.lr
-        ]
+        start = _with_probe(base, task, fit, seed)
+        tries = [_try(start, task, fit, held, value, how) for value in settings.lr]
         best = min(tries, key=lambda one: one.loss)
         if not math.isfinite(best.loss):
             raise DivergedError(f"Fine-tuning gave no finite loss with --lr {settings.lr}. Lower it.")
@@ -164,11 +169,21 @@ def tune(
         chances = torch.softmax(best.logits.double() / temperature, 1).max(1)
         ece = calibration(chances.values.numpy(), (chances.indices == labels).numpy()).ece
     rows = np.sort(np.concatenate([fit, held]))
-    model = _with_probe(base, task, rows)
-    for done, value in _train(model, task, rows, settings, lr, steps, seed=seed, pretrained=pretrained):
+    model = _with_probe(base, task, rows, seed)
+    for done, value in _train(model, task, rows, lr, steps, how):
         if not math.isfinite(value):
             raise DivergedError(f"Fine-tuning diverged after {done} steps with --lr {lr}. Lower it.")
     return Tuned(model.eval(), lr, steps, loss, temperature, ece)
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """What all fits of one cell share; steps: of the whole schedule."""
+
+    settings: TuneSettings
+    steps: int
+    seed: int
+    pretrained: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,17 +194,7 @@ class _Try:
     logits: Tensor
 
 
-def _try(
-    start: Classifier,
-    task: Task,
-    fit: Ints,
-    held: Ints,
-    settings: TuneSettings,
-    lr: float,
-    *,
-    seed: int,
-    pretrained: bool,
-) -> _Try:
+def _try(start: Classifier, task: Task, fit: Ints, held: Ints, lr: float, how: _How) -> _Try:
     """The best of `CHECKS` looks at the held-out labels while training, the start included."""
     model = copy.deepcopy(start)
     labels = torch.from_numpy(task.labels[held])
@@ -199,11 +204,11 @@ def _try(
         loss = float(F.cross_entropy(logits.double(), labels))
         return _Try(lr, done, loss if math.isfinite(loss) else math.inf, logits)
 
-    best, since, every = look(0), 0, max(1, settings.steps // CHECKS)
-    for done, value in _train(model, task, fit, settings, lr, settings.steps, seed=seed, pretrained=pretrained):
+    best, since, every = look(0), 0, max(1, how.steps // CHECKS)
+    for done, value in _train(model, task, fit, lr, how.steps, how):
         if not math.isfinite(value):
             break
-        if done % every == 0 or done == settings.steps:
+        if done % every == 0 or done == how.steps:
             found = look(done)
             best, since = (found, 0) if found.loss < best.loss else (best, since + 1)
             if since == PATIENCE:
@@ -211,44 +216,58 @@ def _try(
     return best
 
 
-def _with_probe(backbone: nn.Module, task: Task, rows: Ints) -> Classifier:
-    """A copy of the backbone under its own linear probe of the rows."""
+def _with_probe(backbone: nn.Module, task: Task, rows: Ints, seed: int) -> Classifier:
+    """A copy of the backbone under its own linear probe of the rows.
+
+    The probe is fitted to the plain views and a few of those used in training, or the first steps would meet
+    features that it has never seen; all views of an image are in one fold.
+    """
     mine = copy.deepcopy(backbone)
     with frozen(mine):
-        h = gather(lambda x: (mine(x).float(),), _plain(task, rows), len(rows))[0]
-    labels = task.labels[rows]
-    strength = choose_strength(h, labels, task.units[rows], n_classes=task.n_classes)
+        parts = [gather(lambda x: (mine(x).float(),), _plain(task, rows), len(rows))[0]]
+        for view in range(1, 1 + _PROBE_VIEWS):
+            parts.append(gather(lambda x: (mine(x).float(),), _moved(task, rows, seed, view), len(rows))[0])
+    h, labels = torch.cat(parts), np.tile(task.labels[rows], len(parts))
+    strength = choose_strength(h, labels, np.tile(task.units[rows], len(parts)), n_classes=task.n_classes)
     probe = fit_probe(h, labels, n_classes=task.n_classes, strength=strength)
-    weight, bias = torch.zeros(task.n_classes, h.shape[1]), torch.full((task.n_classes,), -10.0)
-    weight[probe.classes] = probe.weight.T.float()
-    bias[probe.classes] = (probe.bias - probe.centre @ probe.weight).float()
-    return Classifier(mine, weight, bias).to(task.device)
+    model = Classifier(mine, h.shape[1], task.n_classes)
+    spread = h.std(0, correction=0)
+    with torch.no_grad():
+        model.centre.copy_(probe.centre)
+        # Features that hardly vary stay small.
+        model.scale.copy_(spread.clamp(min=max(0.1 * float(spread.mean()), 1e-6)))
+        model.classifier.weight.zero_()
+        model.classifier.bias.fill_(-10.0)  # of a class that no label is of
+        model.classifier.weight[probe.classes] = (probe.weight * model.scale[:, None]).T.float()
+        model.classifier.bias[probe.classes] = probe.bias.float()
+    return model.to(task.device)
 
 
-def _train(
-    model: Classifier,
-    task: Task,
-    rows: Ints,
-    settings: TuneSettings,
-    lr: float,
-    stop: int,
-    *,
-    seed: int,
-    pretrained: bool,
-) -> Iterator[tuple[int, float]]:
-    """Steps 1 to `stop` of a schedule of `settings.steps`; yields (steps done, loss), the model in train mode between.
+def _moved(task: Task, rows: Ints, seed: int, view: int) -> Iterator[Tensor]:
+    """View number `view` (not 0, the one of the training steps) of the rows, in their order."""
+    for start in range(0, len(rows), 128):
+        part = rows[start : start + 128]
+        pixels, extents = task.store.batch(part)
+        yield make_views(
+            task.views, pixels.to(task.device), extents, task.ids[part], seed=seed, epoch=0, views=(view,)
+        )[0]
+
+
+def _train(model: Classifier, task: Task, rows: Ints, lr: float, stop: int, how: _How) -> Iterator[tuple[int, float]]:
+    """Steps 1 to `stop` of the schedule; yields (steps done, loss), the model in train mode between.
 
     A caller that looks at the model must leave it in train mode (`predict_logits` does).
     """
+    settings, seed = how.settings, how.seed
     N = min(settings.batch_size, len(rows))
     groups = layer_groups(model.backbone)
-    decay = settings.layer_decay if pretrained else 1.0
+    decay = settings.layer_decay if how.pretrained else 1.0
     parts = [{"params": list(model.classifier.parameters()), "scale": 1.0}]
     parts += [{"params": group, "scale": decay ** (len(groups) - i)} for i, group in enumerate(groups)]
     optimizer = torch.optim.AdamW(parts, lr=lr, weight_decay=settings.weight_decay)
     plan = BatchPlan(task.ids[rows], N, seed)
     model.train()
-    if pretrained and N < LEAST_BATCH_FOR_STATISTICS:
+    if how.pretrained and N < LEAST_BATCH_FOR_STATISTICS:
         for layer in model.modules():
             if isinstance(layer, _BatchNorm):
                 layer.eval()
@@ -263,7 +282,7 @@ def _train(
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         for group in optimizer.param_groups:
-            group["lr"] = lr * group["scale"] * _schedule(step, settings.steps)
+            group["lr"] = lr * group["scale"] * _schedule(step, how.steps)
         value = float(loss.detach())
         if math.isfinite(value):
             optimizer.step()
