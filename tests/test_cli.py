@@ -118,7 +118,7 @@ def test_help_names_every_flag_the_examples_and_the_exit_codes(call: Call) -> No
     code, out, err = call("--help")
     assert (code, err) == (0, "")
     assert "0 done, 1 failed, 2 usage" in " ".join(out.split())
-    for command in ("pretrain", "evaluate", "demo", "doctor"):
+    for command in ("pretrain", "evaluate", "finetune", "predict", "demo", "doctor"):
         assert command in out
     code, out, _ = call("pretrain", "--help")
     assert code == 0
@@ -557,6 +557,52 @@ def test_runs_and_labels_that_cannot_be_used(call: Call, finished: Path, data: P
         refused(evaluate(finished, "--labelled", labelled, flag, value), code, says)
     (finished / "run.json").write_text('{"format": 99}')
     refused(evaluate(finished, "--labelled", labelled), 2, "another version")
+
+
+def test_weights_and_fine_tunings_that_cannot_be_used(call: Call, finished: Path, tmp_path: Path) -> None:
+    labelled = labelled_npz(tmp_path / "labelled.npz")
+    (tmp_path / "w.pth").write_bytes(b"x")
+    judge = ("evaluate", "-q", finished, "--labelled", labelled)
+    refused(call(*judge, "--baseline", tmp_path / "w.pth"), 2, "w.pth is a pickle", "save_file")
+    refused(call(*judge, "--baseline", tmp_path / "no.safetensors"), 2, "no.safetensors is no file")
+    refused(call(*judge, "--baseline", "timm:resnot"), 2, "timm has no model 'resnot'")
+    refused(call(*judge, "--classifier", "svm"), 2, "--classifier")
+    refused(call(*judge, "--random-seeds", "0"), 2, "--random-seeds")
+    refused(call("evaluate", "-q", finished, finished, "--labelled", labelled), 2, "repeats", "one run and not two")
+    tune = ("finetune", "-q", finished, "--labelled", labelled, "--out", tmp_path / "ft")
+    for words, code, says in (
+        (("--labels-per-class", "0"), 2, "--labels-per-class"),
+        (("--labels-per-class", "5", "--label-fraction", "0.1"), 2, "either as"),
+        (("--label-fraction", "7"), 2, "--label-fraction"),
+        (("--labels-per-class", "900"), 3, "fewer than the 900"),
+        (("--lr", "fast"), 2, "Got 'fast'"),
+        (("--lr", "-1"), 2, "--lr"),
+        (("--steps", "0"), 2, "--steps"),
+        (("--layer-decay", "2"), 2, "--layer-decay"),
+        (("--draws", "0"), 2, "--draws"),
+        (("--threads", "0"), 2, "--threads"),
+    ):
+        refused(call(*tune, *words), code, says)
+    assert not (tmp_path / "ft").exists()
+    refused(call("predict", "-q", finished, labelled, "--out", tmp_path / "p.csv"), 2, "mocokit finetune")
+    refused(call("predict", "-q", tmp_path / "no", labelled, "--out", tmp_path / "p.csv"), 2, "mocokit finetune")
+
+
+def test_few_labels_from_the_command_line(call: Call, finished: Path, tmp_path: Path) -> None:
+    labelled = labelled_npz(tmp_path / "labelled.npz")
+    tune = ("finetune", finished, "--labelled", labelled, "--out", tmp_path / "ft", "--labels-per-class", "2,8")
+    code, out, err = call(*tune, "--draws", "1", "--steps", "5", "--lr", "0.001")
+    assert code == 0
+    assert out.splitlines()[-1] == f"Next: mocokit predict {tmp_path}/ft IMAGES --out predictions.csv"
+    assert "16  fine-tuned" in out
+    assert "8/8  frozen random init" in err
+    code, again, err = call(*tune, "--draws", "1", "--steps", "5", "--lr", "0.001", "--json", "-q")
+    assert (code, err) == (0, "")
+    assert json.loads(again)["table"] in out
+    code, out, _ = call("predict", tmp_path / "ft", labelled, "--out", tmp_path / "p.csv", "-q")
+    assert code == 0
+    assert "Expected calibration error of the model: " in out
+    assert out.splitlines()[-1] == f"Done: {tmp_path}/p.csv"
 
 
 def test_a_run_without_a_checkpoint_yet(call: Call, data: Path, tmp_path: Path) -> None:
