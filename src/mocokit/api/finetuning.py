@@ -30,7 +30,8 @@ from mocokit.reporting import plots
 from mocokit.reporting.curves import few_label_figure
 from mocokit.training import runlog
 from mocokit.training.precision import num_threads
-from mocokit.training.run import Run, pick_device
+from mocokit.training.run import Run
+from mocokit.training.state import pick_device
 
 DEFAULT_BUDGETS = "1,5,10,all"
 

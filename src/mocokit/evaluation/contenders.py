@@ -22,7 +22,8 @@ from mocokit.evaluation.crossing import BankAndTest
 from mocokit.evaluation.features import Ints, extract, frozen, gather, plain_batches
 from mocokit.evaluation.labelled import LabelledData
 from mocokit.evaluation.weights import NamedEncoder, NotHere
-from mocokit.training.run import Run, Which, make_encoder
+from mocokit.training.run import Run, Which
+from mocokit.training.state import make_encoder
 
 READOUTS = ("h", "z", "key-h", "key-z")
 RANDOM_SEED = 1_000_003  # first seed of the random-weights baselines, away from the seeds that runs use

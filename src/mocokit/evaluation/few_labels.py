@@ -29,7 +29,8 @@ from mocokit.evaluation.labelled import LabelledData
 from mocokit.evaluation.metrics import Answers
 from mocokit.evaluation.tuned_folder import Cell, TunedFolder
 from mocokit.evaluation.tuning import Classifier, Task, TuneSettings, mild_views, predict_logits, tune
-from mocokit.training.run import Run, make_encoder
+from mocokit.training.run import Run
+from mocokit.training.state import make_encoder
 
 Ints = npt.NDArray[np.int64]
 CALIBRATION_IMAGES = 2560

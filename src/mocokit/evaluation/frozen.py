@@ -23,7 +23,8 @@ from mocokit.evaluation.overlap import Overlap, pretraining_overlap
 from mocokit.evaluation.protocol import Ledger, plan_hash, shuffled
 from mocokit.evaluation.verdict import Interval, Verdict, decide
 from mocokit.evaluation.weights import NamedEncoder, NotHere
-from mocokit.training.run import Run, make_encoder
+from mocokit.training.run import Run
+from mocokit.training.state import make_encoder
 
 __all__ = ["RANDOM_SEED", "READOUTS", "Classifier", "FrozenPlan", "FrozenResult", "counterfactuals", "evaluate_frozen"]
 

@@ -24,7 +24,7 @@ from mocokit.data.views import Triple
 from mocokit.errors import DamagedError, UsageError
 from mocokit.evaluation.tuning import Classifier
 from mocokit.training.checkpoint import read_tensors
-from mocokit.training.run import make_encoder
+from mocokit.training.state import make_encoder
 
 MARKER = "finetune.json"
 FORMAT = 1

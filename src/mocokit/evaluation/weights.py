@@ -18,7 +18,7 @@ from mocokit.contrast.encoders import EncoderConfig
 from mocokit.data.views import Triple
 from mocokit.errors import UsageError
 from mocokit.training.checkpoint import read_tensors
-from mocokit.training.run import make_encoder
+from mocokit.training.state import make_encoder
 
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar", ".th")
 LEAST_SHARE = 0.9
