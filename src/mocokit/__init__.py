@@ -12,9 +12,12 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api import Plan as Plan
     from mocokit.api import ablate as ablate
     from mocokit.api import doctor as doctor
+    from mocokit.api import embed as embed
     from mocokit.api import evaluate as evaluate
     from mocokit.api import finetune as finetune
+    from mocokit.api import export as export
     from mocokit.api import lab as lab
+    from mocokit.api import load as load
     from mocokit.api import load_run as load_run
     from mocokit.api import named_recipes as named_recipes
     from mocokit.api import pack as pack
@@ -22,6 +25,16 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api import predict as predict
     from mocokit.api import pretrain as pretrain
     from mocokit.api import recipe_sheet as recipe_sheet
+    from mocokit.api import search_add as search_add
+    from mocokit.api import search_app as search_app
+    from mocokit.api import search_build as search_build
+    from mocokit.api import search_duplicates as search_duplicates
+    from mocokit.api import search_eval as search_eval
+    from mocokit.api import search_page as search_page
+    from mocokit.api import search_query as search_query
+    from mocokit.api import search_remove as search_remove
+    from mocokit.api import search_serve as search_serve
+    from mocokit.api.estimator import MoCoEncoder as MoCoEncoder
     from mocokit.contrast.encoders import Encoder as Encoder
     from mocokit.contrast.encoders import EncoderConfig as EncoderConfig
     from mocokit.contrast.encoders import EncoderPair as EncoderPair
@@ -52,7 +65,11 @@ _WHERE = {
     "mocokit.api": (
         "Plan", "ablate", "doctor", "evaluate", "finetune", "lab", "load_run", "named_recipes", "pack", "plan",
         "predict", "pretrain", "recipe_sheet",
+        "Plan", "ablate", "doctor", "embed", "evaluate", "export", "lab", "load", "load_run", "named_recipes",
+        "pack", "plan", "pretrain", "recipe_sheet", "search_add", "search_app", "search_build", "search_duplicates",
+        "search_eval", "search_page", "search_query", "search_remove", "search_serve",
     ),
+    "mocokit.api.estimator": ("MoCoEncoder",),
     "mocokit.contrast.encoders": ("Encoder", "EncoderConfig", "EncoderPair", "build_encoder"),
     "mocokit.contrast.key_queue": ("KeyQueue", "Keys"),
     "mocokit.contrast.losses": ("info_nce", "same_source"),

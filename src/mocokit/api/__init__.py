@@ -5,24 +5,39 @@ of the errors of `mocokit.errors`.
 """
 
 from mocokit.api.data import pack
+from mocokit.api.embedding import embed
 from mocokit.api.evaluating import evaluate, table_and_verdict
 from mocokit.api.finetuning import finetune, predict
+from mocokit.api.exporting import Exported, export, load
+from mocokit.api.judging import search_eval, search_table
 from mocokit.api.listing import RecipeSheet, named_recipes, recipe_sheet
 from mocokit.api.machine import doctor
 from mocokit.api.planning import Plan, plan
 from mocokit.api.pretraining import pretrain
+from mocokit.api.searching import (
+    search_add,
+    search_build,
+    search_duplicates,
+    search_query,
+    search_remove,
+)
+from mocokit.api.serving import search_app, search_page, search_serve
 from mocokit.api.studies import ablate, lab
 from mocokit.training.run import Run, load_run
 
 __all__ = [
+    "Exported",
     "Plan",
     "RecipeSheet",
     "Run",
     "ablate",
     "doctor",
+    "embed",
     "evaluate",
     "finetune",
+    "export",
     "lab",
+    "load",
     "load_run",
     "named_recipes",
     "pack",
@@ -30,5 +45,15 @@ __all__ = [
     "predict",
     "pretrain",
     "recipe_sheet",
+    "search_add",
+    "search_app",
+    "search_build",
+    "search_duplicates",
+    "search_eval",
+    "search_page",
+    "search_query",
+    "search_remove",
+    "search_serve",
+    "search_table",
     "table_and_verdict",
 ]

@@ -30,7 +30,11 @@ def doctor() -> dict[str, Any]:
     return facts | {"bf16": bf16, "findings": findings}
 
 
-EXTRAS: dict[str, tuple[str, ...]] = {"track": ("tensorboard", "wandb", "mlflow")}
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "serve": ("starlette", "uvicorn"),
+    "track": ("tensorboard", "wandb", "mlflow"),
+}
 """Optional parts: extra -> modules that show it is there."""
 
 

@@ -14,6 +14,9 @@ Stem = Literal["auto", "small", "standard"]
 SMALL_IMAGE = 64  # the side, in pixels, up to which "auto" gives a ResNet the small stem
 
 
+SMALL_CNN_WIDTHS = (32, 64, 128, 256)
+
+
 class UnknownBackboneError(ValueError):
     """No backbone of that name, or not in the form that was asked for."""
 
@@ -74,7 +77,7 @@ def _switch_off_dropout(module: nn.Module) -> None:
             child.p = 0.0  # type: ignore[assignment]
 
 
-def small_cnn(widths: tuple[int, ...] = (32, 64, 128, 256)) -> nn.Sequential:
+def small_cnn(widths: tuple[int, ...] = SMALL_CNN_WIDTHS) -> nn.Sequential:
     """The built-in network for small images on few cores: 3x3 convolution, batch norm, ReLU per stage.
 
     The first stage keeps the resolution, each later one halves it. Output: [N, widths[-1], s, s] with
@@ -116,6 +119,26 @@ def _build(name: str, stem: Stem, image_size: int) -> Backbone:
     raise UnknownBackboneError(
         f"No backbone is called '{name}'.{hint} Use small-cnn, or any torchvision or timm model name."
     )
+
+
+def locate_backbone(name: str) -> tuple[str, str]:
+    """Where a backbone of that name is taken from: ("small-cnn" | "torchvision" | "timm", its name there).
+
+    Raises UnknownBackboneError.
+    """
+    source, _, bare = name.rpartition(":")
+    if source == "" and (bare == "small-cnn" or bare.startswith("small-cnn-")):
+        return "small-cnn", bare
+    for library, names, _build in _LIBRARIES:
+        if source in ("", library) and bare in names():
+            return library, bare
+    raise UnknownBackboneError(f"No backbone is called '{name}'.")
+
+
+def small_cnn_widths(name: str) -> tuple[int, ...]:
+    """The widths of `small-cnn` or `small-cnn-8-16-...`. Raises UnknownBackboneError."""
+    given = _widths(name)
+    return given[0] if given else SMALL_CNN_WIDTHS
 
 
 def _widths(name: str) -> tuple[tuple[int, ...], ...]:

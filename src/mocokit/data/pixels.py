@@ -113,10 +113,15 @@ def side_for(source: ImageSource, size: int, *, sample: int = 256) -> int:
     Less where the pictures are smaller (CIFAR stays at 32): the largest longer side among up to `sample` rows,
     chosen by hash.
     """
-    limit = -(-3 * size // 16) * 8
+    limit = canvas_limit(size)
     rows = permutation(0, 0, source.index.ids)[:sample]
     native = [longer for longer in (_longer_side(source, int(row)) for row in rows) if longer]
     return min(limit, max(native, default=limit))
+
+
+def canvas_limit(size: int) -> int:
+    """The side up to which pictures are kept for views of `size` pixels: 1.5 x `size`, up to a multiple of 8."""
+    return -(-3 * size // 16) * 8
 
 
 def _longer_side(source: ImageSource, row: int) -> int:
@@ -200,7 +205,7 @@ def _decode_all(
         bad = []
         for row in range(start, min(start + _CHUNK, rows)):
             try:
-                picture = fit_picture(_read(source, row, side), side)
+                picture = fit_picture(read_fitting(source, row, side), side)
             except UnreadableImageError as error:
                 bad.append(SkippedSample(row=row, name=source.index.names[row], reason=error.reason))
                 continue
@@ -226,7 +231,11 @@ def _decode_all(
     return PixelStore(pixels=pixels, extents=extents, replaced=replaced, skipped=tuple(skipped))
 
 
-def _read(source: ImageSource, row: int, side: int) -> UInt8Array:
+def read_fitting(source: ImageSource, row: int, side: int) -> UInt8Array:
+    """A row's picture, to be fitted into `side` pixels: a JPEG may come at 1/2, 1/4 or 1/8 of its size (see `decode`).
+
+    Raises UnreadableImageError.
+    """
     if source.read_bytes is None:
         return source.read(row)
     return decode(source.read_bytes(row), source.limits, fit=side)

@@ -16,6 +16,11 @@ from mocokit.errors import DamagedError, UsageError
 
 MARKER = "run.json"
 CHECKPOINT_FILES = ("model.safetensors", "optim.safetensors", "state.json", files.MANIFEST)
+EXPORT_FILES = (
+    "model.safetensors", "head.safetensors", "encoder.json", "README.md", "model.py", "encoder.onnx", "config.json",
+    files.MANIFEST,
+)  # fmt: skip
+INDEX_FILES = ("vectors.faiss", "rows.parquet", files.MANIFEST)
 OWNED = (
     MARKER,
     ".lock",
@@ -51,6 +56,10 @@ OWNED = (
     "eval/reliability.png",
     "eval/ledger.jsonl",
     "eval/ledger.torn",
+    *(f"export/*/{name}" for name in EXPORT_FILES),
+    *(f"search/{name}" for name in ("index.json", "CURRENT", ".lock", ".tmp-*")),
+    *(f"search/{prefix}*/{name}" for prefix in ("gen-", files.TEMPORARY) for name in INDEX_FILES),
+    "eval/search.json",
     "trackers/**",
     ".tmp-*",
     "*/.tmp-*",
@@ -67,6 +76,11 @@ _FOLDERS = (
     f"checkpoints/{files.TEMPORARY}*",
     "eval",
     "samples",
+    "export",
+    "export/*",
+    "search",
+    "search/gen-*",
+    f"search/{files.TEMPORARY}*",
 )
 
 Mode = Literal["new", "resume", "overwrite"]

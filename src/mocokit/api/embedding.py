@@ -1,0 +1,100 @@
+"""The verb `embed`: vectors of a whole data set in one Parquet file."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mocokit import files
+from mocokit.data.sources import ImageSource, open_source
+from mocokit.errors import UsageError
+from mocokit.exporting.loading import freeze
+from mocokit.retrieval import embedding
+from mocokit.retrieval.embedding import Embedded, EmbedPlan, Parts
+from mocokit.training import runlog
+from mocokit.training.run import Run, load_run
+from mocokit.training.state import pick_device
+
+
+def embed(
+    run: str | Path | Run,
+    data: str | Path,
+    out: str | Path,
+    *,
+    readout: str = "h",
+    split: str | None = None,
+    label_column: str | None = None,
+    group_column: str | None = None,
+    thumbnail: int = 0,
+    map: str = "pca",
+    neighbours: int = 10,
+    max_bad: float = 0.01,
+    shard: str | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+    quiet: bool = False,
+) -> Embedded | None:
+    """Write vectors, map and neighbours of all images of `data` to the Parquet file `out`, and a manifest beside it.
+
+    readout: `h`, `z`, `key-h` or `key-z`. thumbnail: longer side of thumbnails in pixels, 0 for none. map: `pca`,
+    `tsne`, `umap` or `none`. shard: "2/8" computes the second of eight shares of the parts and returns None; called
+    without, what is missing is computed and the file is written. Interrupted, it goes on where it stopped. Raises
+    UsageError, DataError, DamagedError, StorageError.
+    """
+    plan = EmbedPlan(thumbnail=thumbnail, map=map, neighbours=neighbours, max_bad=max_bad)  # type: ignore[arg-type]
+    share = embedding.parse_shard(shard)
+    opened = run if isinstance(run, Run) else load_run(Path(run))
+    progress = runlog.Progress(quiet=quiet)
+    path = Path(out)
+    if path.suffix != ".parquet" or path.is_dir():
+        raise UsageError(f"--out must be a file that ends in .parquet. Got {str(out)!r}.")
+    source = open_data(data, split, label_column, group_column, progress)
+    frozen = freeze(opened, readout, pick_device(device))
+    vectors_of = facts_of(opened, readout, source)
+    made_of = vectors_of | {"plan": asdict(plan)}
+    if overwrite:
+        for old in (path, embedding.manifest_path(path)):
+            files.remove_path(old)
+    elif (manifest := embedding.finished(path, made_of)) is not None:
+        progress.say(f"{path} is there and complete.")
+        return Embedded(
+            path, manifest["rows"], frozen.dim, len(manifest["skipped"]), manifest["sha256"], 0,
+            manifest["neighbours_recall"],
+        )  # fmt: skip
+    side, step, count = embedding.part_rows(source, frozen.views.size)
+    files.make_folder(path.parent)
+    parts = Parts(path, vectors_of | {"thumbnail": thumbnail, "rows_of_a_part": step}, count)
+    parts.open()
+    kept = embedding.compute_parts(
+        frozen,
+        source,
+        parts,
+        plan,
+        side=side,
+        step=step,
+        shard=share,
+        progress=lambda done, total: progress.show(f"embedding  {done}/{total}", final=done == total),
+    )
+    if share is not None:
+        return None
+    table, skipped, recall = embedding.join_parts(parts, path, plan, source, progress.say)
+    digest = embedding.write_result(path, table, made_of, skipped, recall)
+    parts.remove()
+    return Embedded(path, len(table), frozen.dim, len(skipped), digest, kept, recall)
+
+
+def open_data(
+    data: str | Path, split: str | None, label_column: str | None, group_column: str | None, progress: runlog.Progress
+) -> ImageSource:
+    """The source, with what was passed over said."""
+    source = open_source(str(data), split=split, label_column=label_column, group_column=group_column)
+    for line in source.report.lines():
+        progress.say(line)
+    return source
+
+
+def facts_of(run: Run, readout: str, source: ImageSource) -> dict[str, Any]:
+    """What vectors are made of: which weights, which readout, which rows."""
+    weights = run.found.manifest["files"]["model.safetensors"]["sha256"]
+    return {"weights": weights, "step": run.step, "readout": readout, "data": source.name, "index": source.index.hash}

@@ -1,0 +1,131 @@
+"""The model card of an exported encoder: what it is, how it loads, what it saw, how it was judged. No private paths."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass, fields
+from typing import Any
+
+import yaml
+
+from mocokit import files
+from mocokit.data.blobs import public_name
+from mocokit.errors import DamagedError
+from mocokit.exporting.blueprint import Blueprint
+from mocokit.exporting.parity import Parity
+from mocokit.training.run import Run
+
+_REFERENCES = """\
+```bibtex
+@inproceedings{he2020moco, title={Momentum Contrast for Unsupervised Visual Representation Learning},
+  author={He, Kaiming and Fan, Haoqi and Wu, Yuxin and Xie, Saining and Girshick, Ross}, booktitle={CVPR}, year={2020}}
+@article{chen2020mocov2, title={Improved Baselines with Momentum Contrastive Learning},
+  author={Chen, Xinlei and Fan, Haoqi and Girshick, Ross and He, Kaiming}, journal={arXiv:2003.04297}, year={2020}}
+```"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sections:
+    """What differs between formats."""
+
+    library: str
+    """`library_name` of the front matter."""
+    load: str
+    """The lines that load it, Python."""
+    transform: str | None
+    """Lines that define `transform`, where the loading lines don't bring it."""
+    more: tuple[tuple[str, str], ...] = ()
+    """Further titles and Python lines."""
+
+
+def model_card(
+    run: Run, blueprint: Blueprint, sections: Sections, parity: Parity, *, which: str, licence: str, format: str
+) -> str:
+    """README.md with YAML front matter."""
+    front = {
+        "license": licence,
+        "library_name": sections.library,
+        "pipeline_tag": "image-feature-extraction",
+        "tags": ["mocokit", "self-supervised-learning", "contrastive-learning", run.config.contrast.method],
+    }
+    facts = blueprint.input
+    body = [
+        f"# {blueprint.backbone.name}, trained without labels",
+        f"The {which} encoder of a {run.config.contrast.method} run of mocokit, step {run.step}, as `{format}`. "
+        f"It turns a picture into h, {blueprint.feature_dim} numbers; compare them by cosine.",
+        "## Load it",
+        *([_code(sections.transform)] if sections.transform else []),
+        _code(sections.load),
+        "`image` is a Pillow image.",
+        *(part for title, lines in sections.more for part in (f"## {title}", _code(lines))),
+        "## Preprocessing",
+        f"Central square, resized to {facts.size} x {facts.size} ({facts.interpolation}, antialiased), RGB in 0..1, "
+        f"then (x - mean) / std with mean {list(facts.mean)} and std {list(facts.std)}. {_canvas(blueprint, sections)}",
+        parity.line(),
+        "## Training",
+        _training(run),
+        "## Evaluation",
+        _evaluation(run),
+        "## Not for",
+        "Decisions about people, or pictures unlike those it was trained on, without an evaluation on such pictures. "
+        "It repeats whatever shortcut separates the training pictures (camera, background, watermark).",
+        "## Licence",
+        f"`{licence}`, as stated by whoever exported it. mocokit's own code is under the Apache License 2.0; the terms "
+        "of the training pictures may apply to weights made from them.",
+        "## Made with",
+        f"mocokit {importlib.metadata.version('mocokit')}, torch {importlib.metadata.version('torch')}.",
+        _REFERENCES,
+    ]
+    return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n" + "\n\n".join(body) + "\n"
+
+
+def _code(lines: str) -> str:
+    return f"```python\n{lines}\n```"
+
+
+def _canvas(blueprint: Blueprint, sections: Sections) -> str:
+    if sections.transform is None:
+        return f"Pictures with a side above {blueprint.input.canvas} px are first shrunk to it (bicubic)."
+    return (
+        f"In mocokit, pictures with a side above {blueprint.input.canvas} px are first shrunk to it (bicubic); the "
+        "lines above leave that out."
+    )
+
+
+def _training(run: Run) -> str:
+    config = run.config
+    data = public_name(config.data.spec)
+    lines = [
+        f"- data: {config.data.images} images of `{data}`"
+        + (f", split {config.data.split}" if config.data.split else ""),
+        f"- recipe `{config.recipe}`: {config.train.epochs} epochs, batch {config.train.batch_size}, queue "
+        f"{config.contrast.K} keys, momentum {config.contrast.m}, temperature {config.contrast.T}, "
+        f"seed {config.train.seed}",
+    ]
+    changed = [
+        f"`{section}.{name} = {value}`"
+        for section, part in (("encoder", config.encoder), ("contrast", config.contrast), ("optim", config.optim))
+        for name, value in _not_default(part).items()
+    ]
+    if changed:
+        lines.append(f"- other than default: {', '.join(changed)}")
+    return "\n".join(lines)
+
+
+def _not_default(part: Any) -> dict[str, Any]:
+    return {one.name: getattr(part, one.name) for one in fields(part) if getattr(part, one.name) != one.default}
+
+
+def _evaluation(run: Run) -> str:
+    try:
+        found = files.read_json(run.folder.evaluation / "verdict.json")
+        low, high = (100 * value for value in found["ci95"])
+        return (
+            f"Verdict: **{found['verdict']}**. {found['metric']} {100 * found['score']:.1f} % against "
+            f"{100 * found['baseline']['score']:.1f} % of {found['baseline']['name']}, the strongest that ran: "
+            f"{100 * found['delta']:+.1f} points [95 % interval {low:+.1f}, {high:+.1f}], "
+            f"{found['n_test']} test images, {found['seeds']} run(s), readout {found['readout']} of the "
+            f"{found['encoder']} encoder at step {found['step']}."
+        )
+    except (DamagedError, KeyError, TypeError, ValueError):
+        return "None on record: `mocokit evaluate RUN --labelled DATA` compares it with pixels and random weights."

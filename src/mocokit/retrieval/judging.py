@@ -1,0 +1,177 @@
+"""Search by a run's features against what it must beat, on the test split of labelled data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mocokit.errors import DataError, UsageError
+from mocokit.evaluation.baselines import (
+    PIXELS,
+    RANDOM_INIT,
+    RANDOM_INIT_FLATTENED,
+    pixel_features,
+    random_init_features,
+)
+from mocokit.evaluation.features import extract
+from mocokit.evaluation.frozen import RANDOM_SEED
+from mocokit.evaluation.interval import Interval, crossed_interval
+from mocokit.evaluation.labelled import LabelledData
+from mocokit.evaluation.protocol import Ledger, plan_hash
+from mocokit.evaluation.verdict import Verdict, decide
+from mocokit.retrieval.encode import Ints
+from mocokit.retrieval.scores import Doubles, rank_all
+from mocokit.training.run import Run
+from mocokit.training.state import make_encoder
+
+HEADLINE = "mAP"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchScores:
+    """Scores by method and measure, each with its interval; the verdict is about mAP."""
+
+    scores: dict[str, dict[str, Interval]]
+    verdict: Verdict
+    queries: int
+    gallery: int
+    test_readings: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return self.verdict.to_json() | {
+            "queries": self.queries,
+            "gallery": self.gallery,
+            "test_readings": self.test_readings,
+            "search": {
+                name: {measure: {"score": one.mean, "ci95": [one.low, one.high]} for measure, one in row.items()}
+                for name, row in self.scores.items()
+            },
+        }
+
+
+def judge_search(
+    runs: Sequence[Run],
+    data: LabelledData,
+    *,
+    readout: str,
+    ks: Sequence[int],
+    named: Mapping[str, Callable[[Ints], Tensor]],
+    device: torch.device,
+    say: Callable[[str], None],
+) -> SearchScores:
+    """Rank the test images by the runs' features, pixels, random weights and further vectors by name.
+
+    readout: h, z, key-h or key-z. ks: of recall@k. named: name -> function from rows to vectors [M, D]. The reading
+    of the test split is recorded in every run's ledger first. Raises UsageError when the runs don't belong together,
+    DataError when no label has two test images.
+    """
+    first = runs[0].config
+    for run in runs[1:]:
+        if run.config.views.size != first.views.size or run.config.encoder != first.encoder:
+            raise UsageError(
+                f"{run.path} has another image size or architecture than {runs[0].path}. Judge them apart."
+            )
+    test = data.split.test
+    plan = plan_hash({"search": data.name, "readout": readout, "ks": list(ks), "named": sorted(named), "n": len(test)})
+    ledgers = [Ledger(run.folder.evaluation / "ledger.jsonl") for run in runs]
+    for run, ledger in zip(runs, ledgers, strict=True):
+        ledger.record(split="test", purpose="search evaluation", plan=plan, n=len(test), step=run.step)
+    labels = data.index.labels[test]
+    groups = data.index.groups[test] if (data.index.groups[test] >= 0).any() else None
+    own, baselines = _vectors(runs, data, readout, named, device, say)
+    say(f"ranking {len(test)} test images by {1 + len(baselines)} methods")
+    matrices: dict[str, dict[str, Doubles]] = {}
+    for name, several in {readout: own, **baselines}.items():
+        ranked = [rank_all(vectors, labels, groups, ks) for vectors in several]
+        asked = ranked[0].asked
+        repeat = len(runs) // len(ranked)  # a method that is the same in every run
+        matrices[name] = {
+            measure: np.concatenate([np.stack([one.values[measure] for one in ranked])] * repeat)
+            for measure in ranked[0].values
+        }
+    asked_groups = None if groups is None else groups[asked]
+    scores = {
+        name: {measure: crossed_interval(D, asked_groups, bounds=(0, 1)) for measure, D in row.items()}
+        for name, row in matrices.items()
+    }
+    verdict = decide(
+        {name: row[HEADLINE] for name, row in matrices.items()},
+        readout,
+        metric=HEADLINE,
+        readout=readout.removeprefix("key-"),
+        encoder="key" if readout.startswith("key-") else "query",
+        step=min(run.step for run in runs),
+        runs=len(runs),
+        draws=None,
+        labels_per_class=None,
+        groups=asked_groups,
+        not_run={}
+        if RANDOM_INIT_FLATTENED in baselines
+        else {RANDOM_INIT_FLATTENED: f"{first.encoder.backbone} has no spatial map"},
+    )
+    readings = max(ledger.count("test") for ledger in ledgers)
+    return SearchScores(scores, verdict, len(asked), len(test), readings)
+
+
+def _vectors(
+    runs: Sequence[Run],
+    data: LabelledData,
+    readout: str,
+    named: Mapping[str, Callable[[Ints], Tensor]],
+    device: torch.device,
+    say: Callable[[str], None],
+) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
+    """The runs' vectors of the test images, and the baselines': one for each run, or one that is the same in all."""
+    first, test = runs[0].config, data.split.test
+    own = []
+    for run in runs:
+        say(f"features of {run.path.name} ({len(test)} images)")
+        encoder = run.encoder("key" if readout.startswith("key-") else "query").to(device)
+        views = run.config.views
+        found = extract(encoder, data.store, test, size=views.size, mean=views.mean, std=views.std, device=device)
+        own.append(found.h if readout.endswith("h") else found.z)
+    say("baselines: pixels, random weights")
+    views = first.views
+    baselines = {PIXELS: [pixel_features(data.store, test, size=views.size, mean=views.mean, std=views.std)]}
+    inits = [
+        random_init_features(
+            lambda seed: make_encoder(first.encoder, first.views.size, RANDOM_SEED + seed),
+            data.store,
+            test,
+            data.split.train,
+            seed,
+            size=views.size,
+            mean=views.mean,
+            std=views.std,
+            device=device,
+        )
+        for seed in range(len(runs))
+    ]
+    baselines[RANDOM_INIT] = [one.pooled for one in inits]
+    flattened = [one.flattened for one in inits if one.flattened is not None]
+    if flattened:
+        baselines[RANDOM_INIT_FLATTENED] = flattened
+    for name, vectors in named.items():
+        if name in baselines or name == readout:
+            raise UsageError(f"--against {name!r} is the name of a method that is always there. Give it another name.")
+        baselines[name] = [vectors(test)]
+    return own, baselines
+
+
+def by_id(ids: Ints, vectors: Any, wanted: Ints, name: str) -> Tensor:
+    """The vectors of the wanted ids, float32 [M, D]. Raises DataError naming how many are missing."""
+    order = np.argsort(ids, kind="stable")
+    place = np.searchsorted(ids[order], wanted)
+    there = place < len(ids)
+    there[there] = ids[order][place[there]] == wanted[there]
+    if not there.all():
+        raise DataError(
+            f"{name} lacks vectors of {int((~there).sum())} of the {len(wanted)} test images. Embed the same data."
+        )
+    return torch.from_numpy(np.ascontiguousarray(vectors[order[place]]))

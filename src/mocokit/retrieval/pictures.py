@@ -1,0 +1,108 @@
+"""The pictures behind an index's ids: found again in their sources, decoded within limits, encoded anew to be shown."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from mocokit.data.decode import UnreadableImageError
+from mocokit.data.pixels import fit_picture, read_fitting
+from mocokit.data.sources import ImageSource, open_source
+from mocokit.errors import DataError, UsageError
+from mocokit.retrieval.encode import thumbnail_bytes
+from mocokit.retrieval.index import SearchIndex
+
+FULL_SIDE = 2048
+"""The longer side of a picture that is opened in full, at most."""
+_CACHE_BYTES = 64 * 2**20
+
+
+class Pictures:
+    """Pictures by id. Only ids of living rows are answered; names are never taken from outside."""
+
+    def __init__(self, index: SearchIndex, warn: Callable[[str], None]) -> None:
+        self._sources: list[ImageSource | None] = [_open(facts, warn) for facts in index.facts["sources"]]
+        alive = index.rows.alive
+        self._source_of = dict(zip(index.rows.ids[alive].tolist(), index.rows.sources[alive].tolist(), strict=True))
+        self._rows = [None if source is None else _Places(source) for source in self._sources]
+        self._cache: OrderedDict[tuple[int, int], tuple[str, bytes]] = OrderedDict()
+        self._cached = 0
+        self._lock = threading.Lock()
+
+    def thumbnail(self, sample: int, side: int) -> tuple[str, bytes] | None:
+        """(media type, bytes) of at most `side` pixels; None for an unknown id or an unreadable picture."""
+        key = (sample, side)
+        with self._lock:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
+        rgb = self._read(sample, side)
+        if rgb is None:
+            return None
+        data = thumbnail_bytes(rgb, side)
+        made = ("image/png" if data.startswith(b"\x89PNG") else "image/jpeg", data)
+        with self._lock:
+            if key not in self._cache:
+                self._cache[key] = made
+                self._cached += len(data)
+            while self._cached > _CACHE_BYTES:
+                self._cached -= len(self._cache.popitem(last=False)[1][1])
+        return made
+
+    def full(self, sample: int) -> tuple[str, bytes] | None:
+        """(media type, bytes) of the picture itself, up to 2,048 pixels, without its metadata."""
+        rgb = self._read(sample, FULL_SIDE)
+        if rgb is None:
+            return None
+        out = io.BytesIO()
+        image = Image.fromarray(fit_picture(rgb, FULL_SIDE))
+        if max(image.size) <= 256:
+            image.save(out, "PNG")
+            return "image/png", out.getvalue()
+        image.save(out, "JPEG", quality=90)
+        return "image/jpeg", out.getvalue()
+
+    def _read(self, sample: int, side: int) -> npt.NDArray[np.uint8] | None:
+        number = self._source_of.get(sample)
+        if number is None:
+            return None
+        source, places = self._sources[number], self._rows[number]
+        if source is None or places is None or (row := places.row_of(sample)) is None:
+            return None
+        try:
+            return read_fitting(source, row, side)
+        except UnreadableImageError:
+            return None  # shown as not readable
+
+
+class _Places:
+    """Rows of a source by id."""
+
+    def __init__(self, source: ImageSource) -> None:
+        self.order = np.argsort(source.index.ids, kind="stable")
+        self.ids = source.index.ids[self.order]
+
+    def row_of(self, sample: int) -> int | None:
+        place = int(np.searchsorted(self.ids, sample))
+        return int(self.order[place]) if place < len(self.ids) and self.ids[place] == sample else None
+
+
+def _open(facts: dict[str, Any], warn: Callable[[str], None]) -> ImageSource | None:
+    """A source of the index, or None, with a warning, when it is no longer there."""
+    try:
+        return open_source(
+            facts["spec"],
+            split=facts["split"],
+            label_column=facts["label_column"],
+            group_column=facts["group_column"],
+        )
+    except (UsageError, DataError) as error:
+        warn(f"the pictures of {facts['name']} can't be shown: {error}")
+        return None
