@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api import doctor as doctor
     from mocokit.api import embed as embed
     from mocokit.api import evaluate as evaluate
-    from mocokit.api import finetune as finetune
     from mocokit.api import export as export
+    from mocokit.api import finetune as finetune
     from mocokit.api import lab as lab
     from mocokit.api import load as load
     from mocokit.api import load_run as load_run

@@ -7,8 +7,8 @@ of the errors of `mocokit.errors`.
 from mocokit.api.data import pack
 from mocokit.api.embedding import embed
 from mocokit.api.evaluating import evaluate, table_and_verdict
-from mocokit.api.finetuning import finetune, predict
 from mocokit.api.exporting import Exported, export, load
+from mocokit.api.finetuning import finetune, predict
 from mocokit.api.judging import search_eval, search_table
 from mocokit.api.listing import RecipeSheet, named_recipes, recipe_sheet
 from mocokit.api.machine import doctor
@@ -34,8 +34,8 @@ __all__ = [
     "doctor",
     "embed",
     "evaluate",
-    "finetune",
     "export",
+    "finetune",
     "lab",
     "load",
     "load_run",

@@ -13,16 +13,24 @@ import traceback
 from cyclopts import CycloptsError, UnusedCliTokensError
 from rich.console import Console
 
-from mocokit.cli import data, evaluate, finetune, machine, pretrain, recipes, studies
+from mocokit.cli import data, embed, evaluate, export, finetune, machine, pretrain, recipes, search, studies
 from mocokit.cli.app import app
 from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
 
-__all__ = ["app", "data", "evaluate", "finetune", "machine", "main", "pretrain", "recipes", "studies"]
-from mocokit.cli import data, embed, evaluate, export, machine, pretrain, recipes, search, studies
-from mocokit.cli.app import app
-from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
-
-__all__ = ["app", "data", "embed", "evaluate", "export", "machine", "main", "pretrain", "recipes", "search", "studies"]
+__all__ = [
+    "app",
+    "data",
+    "embed",
+    "evaluate",
+    "export",
+    "finetune",
+    "machine",
+    "main",
+    "pretrain",
+    "recipes",
+    "search",
+    "studies",
+]
 
 
 def main(arguments: list[str] | None = None) -> int:
