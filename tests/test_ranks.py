@@ -28,6 +28,7 @@ from mocokit.contrast.losses import Contrast
 from mocokit.contrast.steps import ContrastConfig, ViewPair, step_of
 from mocokit.data.loader import BatchPlan
 from mocokit.errors import DivergedError, RanksApartError, UsageError
+from mocokit.training import loop
 from mocokit.training.checkpoint import find_checkpoint, load_checkpoint, read_tensors, save_checkpoint
 from mocokit.training.distributed import Ranks, open_ranks
 from mocokit.training.launch import Launch, read_launch
@@ -41,7 +42,6 @@ from tests.ranks import cli, cli_of_each, environment, finish, free_port, leave,
 from tests.toy import flags, npz
 
 N, S, D, STEPS = 16, 100, 8, 50
-OPTIM = OptimConfig(lr=0.1, warmup_epochs=0.5)
 METHODS: dict[str, ContrastConfig] = {
     "paper": ContrastConfig(K=37, m=0.9, T=0.2),
     "ema-first": ContrastConfig(K=37, m=0.9, T=0.2, order="ema-first", mask_group=True),
@@ -53,11 +53,17 @@ METHODS: dict[str, ContrastConfig] = {
 QUEUED = ("paper", "ema-first", "symmetric")
 
 
+def optim_of(name: str) -> OptimConfig:
+    """SimCLR and BYOL at a higher rate let the last bits grow above 1e-5 within fifty steps, as any chaos does."""
+    return OptimConfig(lr=0.1 if name in QUEUED else 0.02, warmup_epochs=0.5)
+
+
 # ------------------------------------------------------------------------------ a network without batch norm, in a loop
 
 
-def plain_state(config: ContrastConfig) -> TrainState:
+def plain_state(name: str) -> TrainState:
     """A small network of convolutions and linear layers; a predictor where the method has one."""
+    config = METHODS[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         body = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 12, 3, 2, 1), nn.ReLU())
@@ -66,7 +72,8 @@ def plain_state(config: ContrastConfig) -> TrainState:
     encoder = Encoder(Backbone(body, spatial=True), head, 12, D)
     asymmetric = config.method in ("moco-v3", "byol")
     pair = EncoderPair(encoder, predictor if asymmetric else None, momentum=config.has_momentum)
-    return TrainState(pair, KeyQueue(config.K, D) if config.has_queue else None, build_optimizer(OPTIM, pair.trained))
+    queue = KeyQueue(config.K, D) if config.has_queue else None
+    return TrainState(pair, queue, build_optimizer(optim_of(name), pair.trained))
 
 
 @dataclass
@@ -101,7 +108,7 @@ def plain_run(
     spoil: Any = None,
 ) -> TrainState:
     """Train to step `until` of STEPS; rank 0 logs into `folder` and saves a checkpoint there at the end."""
-    config, state = METHODS[name], state or plain_state(METHODS[name])
+    config, state = METHODS[name], state or plain_state(name)
     plan = BatchPlan(np.arange(S, dtype=np.int64), N, 0, rank=ranks.rank, ranks=ranks.size)
     run = RunFolder(folder)
     (folder / "checkpoints").mkdir(exist_ok=True, parents=True)
@@ -123,7 +130,7 @@ def plain_run(
             state,
             batches,
             contrast=config,
-            optim=OPTIM,
+            optim=optim_of(name),
             schedule=Schedule(plan.steps_per_epoch, STEPS, checkpoint_every=1000, eval_every=1000),
             accumulate=accumulate,
             ranks=ranks,
@@ -175,9 +182,7 @@ def assert_same_numbers(folder: Path, one: Path, name: str) -> None:
         if tensor.dtype == torch.int64:  # ids, groups and births, in their order
             assert torch.equal(tensor, want[key]), key
         else:
-            torch.testing.assert_close(
-                tensor, want[key], rtol=1e-3, atol=2e-5, msg=lambda text, key=key: f"{key} {text}"
-            )
+            np.testing.assert_allclose(tensor, want[key], rtol=1e-3, atol=2e-5, err_msg=key)
 
 
 @pytest.mark.parametrize("accumulate", [2, 4])
@@ -243,7 +248,7 @@ def half_way(folder: str, until: int) -> None:
 
 def test_a_run_of_two_ranks_goes_on_alone_in_the_same_order(tmp_path: Path, one_process: Path) -> None:
     together(half_way, [23], 2, tmp_path / "ranks")
-    state = plain_state(METHODS["paper"])
+    state = plain_state("paper")
     load_checkpoint(state, find_checkpoint(tmp_path / "ranks" / "paper" / "checkpoints"))
     assert state.step == 23
     plain_run("paper", tmp_path / "ranks" / "paper", Ranks(), state=state)
@@ -265,7 +270,7 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
         BatchPlan(np.arange(50), 10, 0, rank=1, ranks=4)
 
 
-# --------------------------------------------------------------------------------------------------- shuffled batch norm
+# -------------------------------------------------------------------------------------------------- shuffled batch norm
 
 
 def signature_state() -> TrainState:
@@ -273,7 +278,7 @@ def signature_state() -> TrainState:
     encoder = Encoder(Backbone(nn.BatchNorm2d(3), spatial=True), nn.Identity(), 3, 3)
     pair = EncoderPair(encoder)
     pair.train()
-    return TrainState(pair, KeyQueue(64, 3), build_optimizer(OPTIM, pair.trained))
+    return TrainState(pair, KeyQueue(64, 3), build_optimizer(OptimConfig(), pair.trained))
 
 
 def shared_statistics(folder: str, n: int, groups: int, shuffle_bn: bool) -> None:
@@ -348,11 +353,12 @@ def test_what_ranks_exchange(tmp_path: Path, size: int) -> None:
     assert together(exchange, [6, 10], size, tmp_path / "out") == ["done"] * size
 
 
-# ------------------------------------------------------------------------------------- ends that all ranks come to together
+# --------------------------------------------------------------------------------------- ends that all ranks come to
 
 
 def spoil_ranks(folder: str, what: str) -> None:
     torch.set_num_threads(1)
+    loop.SAME_EVERY = 10
 
     def spoil(state: TrainState, step: int, batch: Pictures, ranks: Ranks) -> None:
         if ranks.rank != 1 or step != 5:
@@ -364,7 +370,7 @@ def spoil_ranks(folder: str, what: str) -> None:
                 state.pair.theta_q[-1][0] += 1e-6
 
     with open_ranks(60) as ranks:
-        state = plain_state(METHODS["paper"])
+        state = plain_state("paper")
         before: dict[str, str] = {}
 
         def watched(state: TrainState, step: int, batch: Pictures, ranks: Ranks) -> None:
@@ -392,21 +398,19 @@ def test_what_is_not_finite_on_one_rank_stops_all_before_the_update(tmp_path: Pa
         assert unchanged
 
 
-def test_ranks_that_drifted_apart_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_drifted_apart_are_found(tmp_path: Path) -> None:
     ends = together(spoil_ranks, ["weight"], 2, tmp_path / "out")
     for end, step, _ in ends:
         assert end.startswith("RanksApartError: Weights or queue of rank 1 are not those of rank 0 (step ")
         assert step == 10
 
 
-LONG = flags(epochs=8, checkpoint_every=6)  # 48 steps
-
-
-def pretrain(folder: Path, *more: str) -> list[str]:
+def pretrain(folder: Path, *more: str, **changes: Any) -> list[str]:
+    """Words for 48 steps with a checkpoint every 6."""
     data = folder / "toy.npz"
     if not data.exists():
         npz(data)
-    return ["pretrain", str(data), "--out", str(folder / "run"), *LONG, *more]
+    return ["pretrain", str(data), "--out", str(folder / "run"), *flags(epochs=8, checkpoint_every=6, **changes), *more]
 
 
 @pytest.fixture(scope="module")
@@ -492,7 +496,7 @@ def test_one_process_takes_over_says_so_and_keeps_the_order(tmp_path: Path, whol
         assert torch.equal(mixed[name], plain[name])
 
 
-# -------------------------------------------------------------------------------------------------- errors before a step
+# ------------------------------------------------------------------------------------------------- errors before a step
 
 
 def test_an_error_of_one_rank_is_told_once_and_ends_all(tmp_path: Path) -> None:
@@ -500,7 +504,7 @@ def test_an_error_of_one_rank_is_told_once_and_ends_all(tmp_path: Path) -> None:
     missing = ["pretrain", str(tmp_path / "nowhere"), *words[2:]]
     codes = finish(start(cli_of_each, [[words, missing]], 2, tmp_path))
     first, second = said(tmp_path, 2)
-    assert codes == [3, 3], (first, second)
+    assert codes == [2, 2], (first, second)
     assert "error:" not in first
     assert second.count("error:") == 1
     assert "nowhere" in second
@@ -510,7 +514,7 @@ def test_an_error_of_one_rank_is_told_once_and_ends_all(tmp_path: Path) -> None:
 
 
 def test_a_usage_error_of_all_ranks_is_told_by_the_first(tmp_path: Path) -> None:
-    codes = finish(start(cli, [pretrain(tmp_path, "--batch-size", "7")], 2, tmp_path))
+    codes = finish(start(cli, [pretrain(tmp_path, batch_size=7)], 2, tmp_path))
     first, second = said(tmp_path, 2)
     assert codes == [2, 2], (first, second)
     assert "A batch of 7 can't be dealt out to 2 ranks" in first
@@ -553,7 +557,7 @@ def test_variables_are_read() -> None:
     assert read_launch(environment(1, 2, 1)) == Launch(1, 2, 1, 2)
 
 
-# -------------------------------------------------------------------------------------------------------------- torchrun
+# ------------------------------------------------------------------------------------------------------------ torchrun
 
 
 def torchrun(words: list[str], folder: Path, size: int = 2) -> subprocess.Popen[bytes]:
