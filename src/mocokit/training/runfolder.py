@@ -137,7 +137,7 @@ class RunFolder:
         for folder, names, file_names in os.walk(self.path, topdown=False):
             for name in [*file_names, *names]:
                 inside = (Path(folder) / name).relative_to(self.path).as_posix()
-                if name in (".lock", MARKER) or inside.startswith("cache/"):
+                if inside in (".lock", MARKER) or inside.startswith("cache/"):
                     continue
                 if _any_matches(inside, OWNED):
                     files.remove_path(self.path / inside)
