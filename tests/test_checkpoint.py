@@ -24,7 +24,8 @@ from mocokit.contrast.steps import STEPS, ContrastConfig, ViewPair
 from mocokit.errors import DamagedError, StorageError
 from mocokit.training import checkpoint
 from mocokit.training.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
-from mocokit.training.loop import QueryUpdate, alone
+from mocokit.training.distributed import Ranks
+from mocokit.training.loop import QueryUpdate
 from mocokit.training.optim import OptimConfig, build_optimizer, optimizer_tensors
 from mocokit.training.precision import num_threads
 from mocokit.training.state import TrainState
@@ -73,7 +74,7 @@ def train(state: TrainState, steps: int, order: str = "paper") -> list[float]:
             m=0.9,
             step=state.step,
             update_query_=update,
-            gather=alone,
+            gather=Ranks().gather,
         )
         state.step += 1
         losses.append(update.loss)

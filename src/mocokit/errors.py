@@ -11,9 +11,13 @@ from collections.abc import Iterable
 
 
 class MocokitError(Exception):
-    """A run that failed for a reason the user can read. Exit code 1."""
+    """A run that failed for a reason the user can read. Exit code 1.
+
+    teller: where all ranks of a run raise the same error together, the one that tells the user; otherwise None.
+    """
 
     exit_code = 1
+    teller: int | None = None
 
 
 class UsageError(MocokitError):
@@ -29,9 +33,10 @@ class DataError(MocokitError):
 
 
 class DivergedError(MocokitError):
-    """A loss or gradient stopped being finite; nothing was updated from it. Exit code 4."""
+    """A loss or gradient stopped being finite; nothing was updated from it. Exit code 4. All ranks raise it."""
 
     exit_code = 4
+    teller = 0
 
 
 class MissingDependencyError(MocokitError):
@@ -54,8 +59,20 @@ class LockedError(MocokitError):
     """Another process holds the run folder. Exit code 1."""
 
 
+class RankLostError(MocokitError):
+    """Another process of the same run ended, or did not answer in time. Exit code 1."""
+
+
+class RanksApartError(MocokitError):
+    """The processes of one run do not hold the same. Exit code 1. All ranks raise it."""
+
+    teller = 0
+
+
 class InterruptedRunError(MocokitError):
-    """A signal stopped the run after its state was saved. Exit code 128 + signal number (130, 143)."""
+    """A signal stopped the run after its state was saved. Exit code 128 + signal number (130, 143); on all ranks."""
+
+    teller = 0
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)

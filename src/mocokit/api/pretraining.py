@@ -14,7 +14,7 @@ import torch
 from mocokit import config as configuration
 from mocokit import files
 from mocokit.data.loader import BatchLoader, BatchPlan
-from mocokit.data.pixels import PixelStore, build_pixel_store, write_skipped
+from mocokit.data.pixels import PixelStore, build_pixel_store, open_pixel_store, write_skipped
 from mocokit.data.sources import ImageSource
 from mocokit.errors import (
     DamagedError,
@@ -37,7 +37,9 @@ from mocokit.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from mocokit.training.distributed import RANK_TIMEOUT, Ranks, open_ranks, settle_execution
 from mocokit.training.environment import environment
+from mocokit.training.launch import read_launch
 from mocokit.training.loop import Schedule, StopRequest, run_training
 from mocokit.training.runfolder import RunFolder, claim_run
 from mocokit.training.settings import RunConfig, from_yaml, to_yaml
@@ -51,10 +53,11 @@ import numpy as np
 from mocokit.api.opening import configure, open_images, options_from, read_config
 from mocokit.api.planning import key_life
 from mocokit.api.telling import announce, save_pairs
+from mocokit.contrast.batch_norm import batch_norms
 from mocokit.contrast.health import Classes, HealthProbe
-from mocokit.training.precision import choose_execution, num_threads
+from mocokit.training.precision import num_threads
 from mocokit.training.run import Run, load_run
-from mocokit.training.state import TrainState, make_encoder, make_state, pick_device
+from mocokit.training.state import TrainState, make_encoder, make_state
 from mocokit.training.trackers import check_trackers, open_trackers
 
 
@@ -69,6 +72,7 @@ def pretrain(
     resume: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
+    rank_timeout: float = RANK_TIMEOUT,
     claimed: tuple[RunFolder, files.RunLock] | None = None,
     **flags: Any,
 ) -> Run:
@@ -80,20 +84,28 @@ def pretrain(
     mlflow) that get every number, in `out`/trackers. resume: continue the run in `out`
     exactly where its last checkpoint stands. overwrite: replace an earlier run there.
 
-    Raises UsageError, DataError, StorageError, DivergedError, LockedError, InterruptedRunError (after saving).
+    Under torchrun every process calls this with the same arguments and they train together; rank 0 alone writes.
+    rank_timeout: seconds that one waits for the others within a step.
+
+    Raises UsageError, DataError, StorageError, DivergedError, LockedError, InterruptedRunError (after saving),
+    RankLostError, RanksApartError.
     """
     options = options_from(options, flags)
     if resume and overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
-    progress = runlog.Progress(quiet=quiet)
-    run, lock = claimed or claim_run(Path(out), "resume" if resume else "overwrite" if overwrite else "new")
-    with lock:
+    first = read_launch().rank == 0
+    run, lock = RunFolder(Path(out)), None
+    if first:
+        run, lock = claimed or claim_run(run.path, "resume" if resume else "overwrite" if overwrite else "new")
+    progress = runlog.Progress(quiet=quiet, silent=not first)
+    with lock or contextlib.nullcontext(), open_ranks(rank_timeout) as ranks:
         try:
-            stored = _stored(run, progress) if resume else None
-            return _pretrain(str(data), run, options, config_file, monitor, track, stored, progress)
+            _pretrain(str(data), run, options, config_file, monitor, track, resume, progress, ranks)
         except BaseException as error:
-            _record_failure(run, error)
+            if first:
+                _record_failure(run, error)
             raise
+    return load_run(run.path)
 
 
 def _stored(run: RunFolder, progress: runlog.Progress) -> RunConfig | None:
@@ -134,72 +146,111 @@ def _pretrain(
     config_file: Path | None,
     monitor: str | None,
     track: Sequence[str],
-    stored: RunConfig | None,
+    resume: bool,
     progress: runlog.Progress,
-) -> Run:
-    check_trackers(track)
-    from_file = read_config(config_file)
-    if stored is None:
-        source, config = configure(data, options, from_file)
-    else:
-        if config_file is not None:
-            raise UsageError("--config has no effect with --resume: the run keeps the configuration it started with.")
-        source, config = _same_images(data, configuration.resumed(stored, options))
-    store = build_pixel_store(
-        source,
-        side=config.data.side,
-        cache=run.path / "cache" / "pixels.u8",
-        max_bad=config.data.max_bad,
-        workers=2,
-        progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
+    ranks: Ranks,
+) -> None:
+    with ranks.phase("reading the settings and the list of images"):
+        if ranks.first:
+            check_trackers(track)
+        stored = _stored(run, progress) if resume else None
+        from_file = read_config(config_file)
+        if stored is None:
+            source, config = configure(data, options, from_file)
+        else:
+            if config_file is not None:
+                raise UsageError(
+                    "--config has no effect with --resume: the run keeps the configuration it started with."
+                )
+            source, config = _same_images(data, configuration.resumed(stored, options))
+        _check_shares(config, ranks)
+    ranks.require_same("The images or settings", config.digest())
+    pixels: dict[str, Any] = {
+        "side": config.data.side,
+        "cache": run.path / "cache" / "pixels.u8",
+        "max_bad": config.data.max_bad,
+    }
+    store = ranks.first_then_others(
+        "reading the pixels",
+        lambda: build_pixel_store(
+            source,
+            **pixels,
+            workers=2,
+            progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
+        ),
+        lambda: open_pixel_store(source, **pixels),
     )
-    device = pick_device(config.execution.device)
-    encoder = make_encoder(config.encoder, config.views.size, config.train.seed).to(device)
-    batch_plan = BatchPlan(source.index.ids, config.train.batch_size, config.train.seed)
+    batch_plan = BatchPlan(
+        source.index.ids, config.train.batch_size, config.train.seed, rank=ranks.rank, ranks=ranks.size
+    )
+    with ranks.phase("making the networks"):
+        device = ranks.device(config.execution.device)
+        encoder = make_encoder(config.encoder, config.views.size, config.train.seed).to(device)
     if stored is None:
         config = _measured(config, from_file.get("views", {}), store)
         loader = BatchLoader(store, source.index, config.views, batch_plan, workers=0)
-        chosen = choose_execution(
+        chosen = settle_execution(
             encoder,
-            loader.make(0).x_q.to(device),
+            lambda: loader.make(0).x_q.to(device),
             config.execution,
+            ranks,
             steps=batch_plan.steps_per_epoch * config.train.epochs,
         )
         config = dataclasses.replace(config, execution=chosen)
-    state = make_state(config, encoder)
     schedule = Schedule(
         steps_per_epoch=batch_plan.steps_per_epoch,
         total_steps=batch_plan.steps_per_epoch * config.train.epochs,
         checkpoint_every=config.train.checkpoint_every,
         eval_every=config.train.eval_every,
     )
-    labelled = _open_monitor(monitor, run, config) if monitor else None
-    check_room(state, run.checkpoints)
-    # Whatever the user can get wrong is found out by now: an earlier run is replaced only from here on.
-    if stored is None:
-        run.clear()
-    write_skipped(run.path / "skipped.jsonl", store.skipped)
+    labelled = log = reading = tracker = probe = None
+    with ranks.phase("making ready"):
+        state = make_state(config, encoder)
+        _refuse_shared_statistics(state, config, ranks)
+        if ranks.first:
+            labelled = _open_monitor(monitor, run, config) if monitor else None
+            check_room(state, run.checkpoints)
+            # Whatever the user can get wrong is found out by now: an earlier run is replaced only from here on.
+            if stored is None:
+                run.clear()
+            write_skipped(run.path / "skipped.jsonl", store.skipped)
     with contextlib.ExitStack() as stack:
-        log = stack.enter_context(contextlib.closing(runlog.RunLog(run)))
-        _restore_or_begin(run, config, state, log, progress, stored is not None)
-        if state.step >= schedule.total_steps:
-            progress.say(f"{run.path} is complete ({state.step} steps); nothing to do.")
-        announce(config, state, schedule, store, source, progress)
-        runlog.write_status(run, "running", state.step, schedule.total_steps)
         loader = BatchLoader(store, source.index, config.views, batch_plan, workers=config.train.workers)
-        if state.step == 0:
-            save_pairs(run, loader, store, config)
-        reading = _monitor(labelled, run, config) if labelled else None
-        facts = {"config": config.digest(), "order": config.contrast.order, "torch": torch.__version__}
+        with ranks.phase("beginning"):
+            if ranks.first:
+                log = stack.enter_context(contextlib.closing(runlog.RunLog(run)))
+            _restore_or_begin(run, config, state, log, progress, stored is not None, ranks)
+            if ranks.first:
+                assert log is not None
+                if state.step >= schedule.total_steps:
+                    progress.say(f"{run.path} is complete ({state.step} steps); nothing to do.")
+                announce(config, state, schedule, store, source, progress)
+                if ranks.size > 1:
+                    progress.say(f"{ranks.size} ranks, {batch_plan.block} images of each step on every one.")
+                runlog.write_status(run, "running", state.step, schedule.total_steps)
+                if state.step == 0:
+                    save_pairs(run, loader, store, config)
+                reading = _monitor(labelled, run, config) if labelled else None
+                tracker = open_trackers(
+                    track, run.path / "trackers", run_name=run.path.name, config=config.to_dict(), step=state.step
+                )
+                stack.callback(tracker.close)
+                probe = _probe(loader, config, schedule, log.health_rows(), device)
+        facts = {
+            "config": config.digest(),
+            "order": config.contrast.order,
+            "torch": torch.__version__,
+            "ranks": ranks.size,
+        }
         names = dict(zip(source.index.ids.tolist(), source.index.names, strict=True))
-        tracker = open_trackers(
-            track, run.path / "trackers", run_name=run.path.name, config=config.to_dict(), step=state.step
-        )
-        stack.callback(tracker.close)
 
         def batches(start: int, stop: int) -> Any:
             for batch in loader.batches(start, stop):
                 yield _on_device(batch, device)
+
+        def save(now: TrainState) -> None:
+            assert log is not None
+            _save(now, run, facts, log, schedule.total_steps)
 
         with num_threads(config.execution.threads or torch.get_num_threads()), StopRequest() as stop:
             run_training(
@@ -209,27 +260,54 @@ def _pretrain(
                 optim=config.optim,
                 schedule=schedule,
                 accumulate=config.train.accumulate,
+                ranks=ranks,
                 log=log,
                 progress=progress,
-                save=lambda s: _save(s, run, facts, log, schedule.total_steps),
+                save=save,
                 on_eval=(lambda s: reading(s.pair.query, s.step)) if reading else None,
                 name_of=lambda ids: ", ".join(names[i] for i in ids.tolist()[:4]) + (" ..." if len(ids) > 4 else ""),
                 stop=stop,
-                probe=_probe(loader, config, schedule, log.health_rows(), device),
-                track=tracker.log,
+                probe=probe,
+                **({"track": tracker.log} if tracker else {}),
             )
-        plots.save_figure(
-            plots.results_figure(
-                runlog.read_losses(run),
-                log.rows(),
-                title=f"{config.recipe}, {config.encoder.backbone}",
-                monitor=reading.name if reading else None,
-                health=log.health_rows(),
-            ),
-            run.path / "results.png",
+        with ranks.phase("finishing"):
+            if log is not None:
+                plots.save_figure(
+                    plots.results_figure(
+                        runlog.read_losses(run),
+                        log.rows(),
+                        title=f"{config.recipe}, {config.encoder.backbone}",
+                        monitor=reading.name if reading else None,
+                        health=log.health_rows(),
+                    ),
+                    run.path / "results.png",
+                )
+                runlog.write_status(run, "completed", state.step, schedule.total_steps)
+
+
+def _check_shares(config: RunConfig, ranks: Ranks) -> None:
+    """Raise UsageError unless a step's images can be dealt out evenly, enough of them for batch norm."""
+    train, groups = config.train, config.contrast.bn_groups
+    parts = ranks.size * train.accumulate
+    if train.batch_size % parts or train.batch_size < 2 * parts:
+        raise UsageError(
+            f"A batch of {train.batch_size} can't be dealt out to {ranks.size} ranks in {train.accumulate} parts of at "
+            f"least 2 images each. Choose a --batch-size that is a multiple of {parts}."
         )
-        runlog.write_status(run, "completed", state.step, schedule.total_steps)
-    return load_run(run.path)
+    if ranks.size > 1 and (train.batch_size // parts) % groups:
+        raise UsageError(
+            f"`bn_groups: {groups}` must divide the {train.batch_size // parts} images that a rank has at once: keys "
+            "are shuffled over all groups of all ranks."
+        )
+
+
+def _refuse_shared_statistics(state: TrainState, config: RunConfig, ranks: Ranks) -> None:
+    shuffled = ranks.size > 1 and config.contrast.has_queue and config.contrast.shuffle_bn
+    if shuffled and any(isinstance(norm, torch.nn.SyncBatchNorm) for norm in batch_norms(state.pair.query)):
+        raise UsageError(
+            f"{config.encoder.backbone} has SyncBatchNorm, which normalises over all ranks: shuffling keys over them "
+            "has no effect then. Set `shuffle_bn: false` under `contrast:`, or take another --backbone."
+        )
 
 
 def _same_images(data: str, config: RunConfig) -> tuple[ImageSource, RunConfig]:
@@ -299,12 +377,19 @@ def _monitor(labelled: LabelledData, run: RunFolder, config: RunConfig) -> Monit
 
 
 def _restore_or_begin(
-    run: RunFolder, config: RunConfig, state: TrainState, log: runlog.RunLog, progress: runlog.Progress, resume: bool
+    run: RunFolder,
+    config: RunConfig,
+    state: TrainState,
+    log: runlog.RunLog | None,
+    progress: runlog.Progress,
+    resume: bool,
+    ranks: Ranks,
 ) -> None:
-    """Load the newest checkpoint that verifies, or write down how the run begins."""
+    """Load the newest checkpoint that verifies, or write down how the run begins (where there is a log to write)."""
     if resume:
         if not checkpoint_steps(run.checkpoints):
-            log.cut({"loss": 0, "metrics": 0})
+            if log is not None:
+                log.cut({"loss": 0, "metrics": 0})
             return
         found = find_checkpoint(run.checkpoints)
         for reason in found.passed_over:
@@ -319,11 +404,21 @@ def _restore_or_begin(
                 f"the run was made with torch {before}, this is {torch.__version__}: going on may not be "
                 "bit-identical to a run that was never interrupted."
             )
+        if (count := found.manifest.get("ranks", 1)) != ranks.size:
+            progress.warn(
+                f"the checkpoint was written by {count} rank(s), now there are {ranks.size}: images and their order "
+                "stay, but sums are taken in another order"
+                + (", and batch norm sees other batches" if batch_norms(state.pair.query) else "")
+                + ", so going on is not bit-identical to a run that was never interrupted."
+            )
         load_checkpoint(state, found)
-        log.cut(found.manifest["log"])
+        if log is not None:
+            log.cut(found.manifest["log"])
         progress.say(f"Resuming {run.path} from step {state.step}.")
         return
-    files.write_json(run.path / "environment.json", environment())
+    if log is None:
+        return
+    files.write_json(run.path / "environment.json", environment() | {"ranks": ranks.size})
     files.write_text(run.path / "command.txt", shlex.join(sys.argv) + "\n")
     files.write_text(run.config, to_yaml(config))
 

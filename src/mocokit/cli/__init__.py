@@ -16,6 +16,7 @@ from rich.console import Console
 from mocokit.cli import data, evaluate, machine, pretrain, recipes, studies
 from mocokit.cli.app import app
 from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
+from mocokit.training.launch import read_launch
 
 __all__ = ["app", "data", "evaluate", "machine", "main", "pretrain", "recipes", "studies"]
 
@@ -40,12 +41,14 @@ def main(arguments: list[str] | None = None) -> int:
         _complain(str(error), hint=_help_hint(words))
         return 2
     except InterruptedRunError as error:
-        print(str(error), file=sys.stderr)
+        if _tells(error):
+            print(str(error), file=sys.stderr)
         return error.exit_code
     except MocokitError as error:
         if debug:
             traceback.print_exc()
-        _complain(str(error))
+        if _tells(error):
+            _complain(str(error))
         return error.exit_code
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
@@ -62,6 +65,11 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return result if isinstance(result, int) else 0
+
+
+def _tells(error: MocokitError) -> bool:
+    """Whether it is for this process to tell the user of an error that all ranks of a run have."""
+    return error.teller is None or error.teller == read_launch().rank
 
 
 def _complain(message: str, hint: str = "") -> None:

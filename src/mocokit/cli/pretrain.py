@@ -10,6 +10,7 @@ from cyclopts import Group, Parameter
 from mocokit import files
 from mocokit.cli.app import OUTPUT, REQUIRED, Flag, app
 from mocokit.options import PretrainOptions, whole_number
+from mocokit.training.launch import read_launch
 from mocokit.training.runfolder import claim_run
 
 
@@ -28,6 +29,7 @@ def pretrain(
     dry_run: Annotated[bool, Flag] = False,
     json: Annotated[bool, Flag] = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), group=OUTPUT)] = False,
+    rank_timeout: Annotated[float, Parameter(group=Group("Hardware", sort_key=5))] = 600.0,
 ) -> None:
     """Train an encoder on unlabelled images.
 
@@ -36,6 +38,7 @@ def pretrain(
         mocokit pretrain photos/ --out runs/photos
         mocokit pretrain photos/ --out runs/photos --resume
         mocokit pretrain data.parquet --split train --out runs/a --epochs 20 --backbone resnet18 --image-size 64
+        torchrun --nproc-per-node 2 -m mocokit pretrain photos/ --out runs/photos
 
     Parameters
     ----------
@@ -60,6 +63,8 @@ def pretrain(
         Print the result as JSON.
     quiet
         No progress on stderr.
+    rank_timeout
+        With several processes (torchrun): seconds that one waits for the others within a step.
     """
     if dry_run:
         from mocokit import api
@@ -71,7 +76,8 @@ def pretrain(
 
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
     # The lock comes before torch is imported, so that a second start fails at once.
-    claimed = claim_run(out, "resume" if resume else "overwrite" if overwrite else "new")
+    first = read_launch().rank == 0
+    claimed = claim_run(out, "resume" if resume else "overwrite" if overwrite else "new") if first else None
     from mocokit import api
 
     run = api.pretrain(
@@ -84,8 +90,11 @@ def pretrain(
         resume=resume,
         overwrite=overwrite,
         quiet=quiet,
+        rank_timeout=rank_timeout,
         claimed=claimed,
     )
+    if not first:
+        return
     if json:
         print(files.to_json({"run": str(run.path), "step": run.step, "checkpoint": run.found.path.name}), end="")
     elif not quiet:

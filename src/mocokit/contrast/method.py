@@ -11,7 +11,7 @@ from mocokit.contrast.momentum import momentum_at
 
 Method = Literal["moco", "moco-v3", "simclr", "byol"]
 
-_QUEUE = ("K", "order", "mask_source", "queue_init", "symmetric", "bn_groups")
+_QUEUE = ("K", "order", "mask_source", "queue_init", "symmetric", "bn_groups", "shuffle_bn")
 _EFFECTIVE: dict[str, tuple[str, ...]] = {
     "moco": (*_QUEUE, "T", "m", "m_end", "mask_group"),
     "moco-v3": ("T", "m", "m_end", "mask_group"),
@@ -59,6 +59,8 @@ class ContrastConfig:
     """Let both views be queries and both be keys, against the same queue. Deviation: MoCo v1 and v2 use one way."""
     bn_groups: int = 1
     """Groups of a batch that batch norm treats apart, the key batch shuffled over them; 1 = no groups."""
+    shuffle_bn: bool = True
+    """Shuffle the key batch over groups and ranks, where there are several (He et al. 2020, section 3.3)."""
     mask_source: bool = True
     """Leave older keys of a query's own image out of its negatives. Deviation: the paper scores them."""
     mask_group: bool = False

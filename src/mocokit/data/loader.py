@@ -34,22 +34,28 @@ class Batch:
 class BatchPlan:
     """Which rows make up which step: a pure function of (seed, step), so resuming needs no state.
 
-    Each epoch is one permutation of the rows; its last short batch is dropped.
+    Each epoch is one permutation of the rows; its last short batch is dropped. batch_size counts the rows of all
+    ranks; rank r of `ranks` takes the r-th block of each step's rows: how many there are changes no order.
     """
 
-    def __init__(self, ids: npt.NDArray[np.int64], batch_size: int, seed: int) -> None:
+    def __init__(
+        self, ids: npt.NDArray[np.int64], batch_size: int, seed: int, *, rank: int = 0, ranks: int = 1
+    ) -> None:
+        if batch_size % ranks:
+            raise ValueError(f"A batch of {batch_size} can't be split evenly over {ranks} ranks.")
         self.ids, self.batch_size, self.seed = ids, batch_size, seed
+        self.rank, self.block = rank, batch_size // ranks
         self.steps_per_epoch = len(ids) // batch_size
         self._order: tuple[int, Rows] | None = None
 
     def rows(self, step: int) -> Rows:
-        """The rows of the step numbered `step` (from 0): int64 [batch_size]."""
+        """This rank's rows of the step numbered `step` (from 0): int64 [batch_size / ranks]."""
         epoch, position = divmod(step, self.steps_per_epoch)
         cached = self._order
         if cached is None or cached[0] != epoch:
             cached = self._order = (epoch, permutation(self.seed, epoch, self.ids))
-        start = position * self.batch_size
-        return cached[1][start : start + self.batch_size]
+        start = position * self.batch_size + self.rank * self.block
+        return cached[1][start : start + self.block]
 
 
 class BatchLoader:

@@ -176,6 +176,21 @@ def build_pixel_store(
     return sealed
 
 
+def open_pixel_store(source: ImageSource, *, side: int, cache: Path, max_bad: float = 0.01) -> PixelStore:
+    """The store that another process built in `cache` from the same rows in the same way; nothing is written.
+
+    Raises DataError when it is not there.
+    """
+    store = _open_cache(cache, _made_of(source, side), source.index)
+    if store is None:
+        raise DataError(
+            f"{cache} does not hold the pixels of {source.name} as this process sees them. All processes of a run "
+            "need the same data, the same versions, and --out on a file system that they share."
+        )
+    _check_bad(source, store.skipped, len(store), max_bad)
+    return store
+
+
 def write_skipped(path: Path, skipped: Sequence[SkippedSample]) -> None:
     """One JSON object a line: row, name, reason. Names with odd bytes or control characters are escaped."""
     files.write_text(path, "".join(files.to_json(asdict(sample), indent=None) for sample in skipped))

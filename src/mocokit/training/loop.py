@@ -18,15 +18,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mocokit.contrast.batch_norm import Shuffle, deal, shuffle_by
+from mocokit.contrast.batch_norm import Shuffle, batch_norms, deal, shuffle_by
 from mocokit.contrast.health import HealthProbe, gradient_norm
-from mocokit.contrast.key_queue import Keys
 from mocokit.contrast.losses import Contrast
 from mocokit.contrast.steps import ContrastConfig, ViewPair, step_of
 from mocokit.errors import DivergedError, InterruptedRunError
+from mocokit.training.distributed import Ranks
 from mocokit.training.optim import OptimConfig, lr_at
 from mocokit.training.runlog import Progress, RunLog, StepLine, duration
 from mocokit.training.state import TrainState
+
+SAME_EVERY = 100
+"""Steps between comparisons of what the ranks hold."""
 
 
 class LoadedBatch(Protocol):
@@ -81,17 +84,20 @@ class QueryUpdate:
     """The query update that a step asks for: backward, a check that all is finite, one optimiser step.
 
     Keeps what the micro-batches' losses said, for the log: loss, chance (None where there is none), masked, and the
-    gradient's norm. parts: how many losses will come; their mean is what is descended.
+    gradient's norm. parts: how many losses will come to this rank; the mean of all ranks' is what is descended.
     """
 
-    def __init__(self, state: TrainState, lr: float, parts: int, batch_names: Callable[[], str]) -> None:
+    def __init__(
+        self, state: TrainState, lr: float, parts: int, batch_names: Callable[[], str], ranks: Ranks | None = None
+    ) -> None:
         self.state, self.lr, self.parts, self.batch_names = state, lr, parts, batch_names
+        self.ranks = ranks or Ranks()
         self.loss = self.masked = self.gradient_norm = 0.0
         self.chance: float | None = 0.0
 
     def __call__(self, losses: Iterable[Contrast]) -> None:
-        """Raises DivergedError before anything is updated when the loss or a gradient is not finite."""
-        optimizer = self.state.optimizer
+        """Raises DivergedError, on all ranks and before anything is updated, when a loss or gradient is not finite."""
+        optimizer, trained = self.state.optimizer, self.state.pair.trained.values()
         optimizer.zero_grad(set_to_none=True)
         for contrast in losses:
             torch.autograd.backward(contrast.loss / self.parts)
@@ -99,35 +105,47 @@ class QueryUpdate:
             chance = contrast.chance()
             self.chance = None if chance is None or self.chance is None else self.chance + chance / self.parts
             self.masked += contrast.masked_share() / self.parts
-        self.gradient_norm = gradient_norm(self.state.pair.trained.values())
+        self.ranks.average_([p.grad for p in trained if p.grad is not None])
+        own_loss, own_chance = self.loss, self.chance
+        self.loss, chance, self.masked = self.ranks.means([self.loss, own_chance or 0.0, self.masked])
+        self.chance = None if own_chance is None else chance
+        self.gradient_norm = gradient_norm(trained)  # the same on every rank, as the losses are
         if not (math.isfinite(self.gradient_norm) and math.isfinite(self.loss)):
             raise DivergedError(
                 f"The loss or its gradient is not finite at step {self.state.step} (loss {self.loss}, gradient norm "
-                f"{self.gradient_norm}); nothing was updated. Images of the batch: {self.batch_names()}. Lower --lr, "
-                "raise --warmup-epochs or --temperature, or look at these images; the last checkpoint is unharmed."
+                f"{self.gradient_norm}); nothing was updated. Images of the batch: {self._suspects(own_loss)}. "
+                "Lower --lr, raise --warmup-epochs or --temperature, or look at these images; the last checkpoint is "
+                "unharmed."
             )
         for group in optimizer.param_groups:
             group["lr"] = self.lr
         optimizer.step()
 
+    def _suspects(self, own_loss: float) -> str:
+        """The images of the first rank whose own loss is not finite; where there is none, of rank 0."""
+        told = self.ranks.tell_all([math.isfinite(own_loss), self.batch_names()])
+        return str(next((names for finite, names in told if not finite), told[0][1]))
 
-def alone(keys: Keys) -> Keys:
-    """`gather` of a single process: its keys are everyone's."""
-    return keys
 
-
-def micro_batches(batch: LoadedBatch, count: int, contrast: ContrastConfig) -> list[ViewPair]:
-    """A step's images in `count` parts of equal size, in their order, each with its batch-norm shuffle."""
+def micro_batches(
+    batch: LoadedBatch, count: int, shuffle: Callable[[Tensor], Shuffle | None] = lambda ids: None
+) -> list[ViewPair]:
+    """A step's images in `count` parts of equal size, in their order. shuffle: makes a part's, from its ids."""
     fields = (batch.x_q, batch.x_k, batch.ids, batch.groups)
     cut = zip(*(tensor.chunk(count) for tensor in fields), strict=True)
-    return [ViewPair(q, k, ids, groups, shuffle=_bn_shuffle(contrast, ids)) for q, k, ids, groups in cut]
+    return [ViewPair(q, k, ids, groups, shuffle=shuffle(ids)) for q, k, ids, groups in cut]
 
 
-def _bn_shuffle(contrast: ContrastConfig, ids: Tensor) -> Shuffle | None:
-    """The fixed deal of the key batch over the groups of batch norm; None with one group."""
-    if contrast.bn_groups == 1:
-        return None
-    return shuffle_by(deal(len(ids), contrast.bn_groups).to(ids.device))
+def bn_shuffle(contrast: ContrastConfig, state: TrainState, ranks: Ranks) -> Callable[[Tensor], Shuffle | None]:
+    """The fixed deal of a key batch over the groups of batch norm, those of all ranks.
+
+    None where there is one group, or no batch norm, or `shuffle_bn` is off, or the method has no such shuffle.
+    """
+    groups = contrast.bn_groups * ranks.size
+    if groups == 1 or not (contrast.has_queue and contrast.shuffle_bn and batch_norms(state.pair.key)):
+        return lambda ids: None
+    shuffle_by_order = shuffle_by if ranks.size == 1 else ranks.shuffle_by
+    return lambda ids: shuffle_by_order(deal(len(ids) * ranks.size, groups).to(ids.device))
 
 
 def run_training(
@@ -138,7 +156,8 @@ def run_training(
     optim: OptimConfig,
     schedule: Schedule,
     accumulate: int = 1,
-    log: RunLog,
+    ranks: Ranks | None = None,
+    log: RunLog | None,
     progress: Progress,
     save: Callable[[TrainState], None],
     on_eval: Callable[[TrainState], dict[str, float]] | None,
@@ -149,27 +168,32 @@ def run_training(
 ) -> None:
     """Train from `state.step` to the end of the schedule.
 
-    batches(start, stop) yields the batches of those steps, each taken in `accumulate` micro-batches. save: commit a
-    checkpoint. on_eval: measure the encoder, every `schedule.eval_every` epochs and at the end; its numbers join the
-    epoch's row of metrics. name_of: names for a batch's ids, for error messages. probe: measures health now and then.
+    batches(start, stop) yields this rank's batches of those steps, each taken in `accumulate` micro-batches. ranks: all
+    processes of the run; None for one alone. log: None on ranks that write nothing. save: commit a checkpoint; called
+    on rank 0 alone. on_eval: measure the encoder, every `schedule.eval_every` epochs and at the end; its numbers join
+    the epoch's row of metrics. name_of: names for a batch's ids, for error messages. probe: measures health now and then.
     track: is given every row of metrics and of health. Raises InterruptedRunError after saving when a signal came,
-    DivergedError when the loss is not finite.
+    DivergedError when the loss is not finite, RanksApartError when the ranks do not hold the same, RankLostError.
     """
+    ranks = ranks or Ranks()
     take_step = step_of(contrast)
     scoring = contrast.scoring()
     epoch_start = state.step - state.step % schedule.steps_per_epoch
-    lines = log.losses_from(epoch_start) if state.step > epoch_start else []
+    lines = log.losses_from(epoch_start) if log is not None and state.step > epoch_start else []
     meter = _Meter()
+    shuffle = bn_shuffle(contrast, state, ranks)
+    _require_same(state, ranks)
     state.pair.train()
     meter.waiting()
     for batch in batches(state.step, schedule.total_steps):
         meter.working()
-        parts = micro_batches(batch, accumulate, contrast)
+        ranks.where = f"step {state.step}"
+        parts = micro_batches(batch, accumulate, shuffle)
         m = contrast.m_at(state.step, schedule.total_steps)
         lr = lr_at(optim, state.step, schedule.total_steps, schedule.steps_per_epoch)
         filled = state.queue is not None and state.queue.fill > 0
         losses = len(parts) * contrast.losses_per_part
-        update = QueryUpdate(state, lr, losses, lambda ids=batch.ids: name_of(ids))  # type: ignore[misc]
+        update = QueryUpdate(state, lr, losses, lambda ids=batch.ids: name_of(ids), ranks)  # type: ignore[misc]
         take_step(
             state.pair,
             state.queue,
@@ -178,7 +202,7 @@ def run_training(
             m=m,
             step=state.step,
             update_query_=update,
-            gather=alone,
+            gather=ranks.gather,
         )
         line = StepLine(
             state.step,
@@ -191,11 +215,14 @@ def run_training(
             (update.masked if filled else 0.0) if state.queue else None,
         )
         state.step += 1
-        log.step(line)
+        if state.step % SAME_EVERY == 0:
+            _require_same(state, ranks)
         lines.append(line)
-        if probe is not None:
+        if log is not None:
+            log.step(line)
+        if log is not None and probe is not None:
             _look(probe, state, update, schedule, log, progress, track)
-        meter.done(len(batch.ids))
+        meter.done(len(batch.ids) * ranks.size)
         last = state.step == schedule.total_steps
         progress.show(_progress_line(line, state, schedule, meter), final=last)
 
@@ -205,13 +232,18 @@ def run_training(
             if on_eval is not None and (last or epoch % schedule.eval_every == 0):
                 row |= on_eval(state)
                 state.pair.train()
-            log.metrics(row)
+            if log is not None:
+                log.metrics(row)
             track(row)
             lines = []
             meter = _Meter()
-        asked = stop.signal  # read once: a signal that comes between saving and leaving waits for the next step
+            ranks.wait()  # evaluation is rank 0's and may take long
+        # Read once: a signal that comes between saving and leaving waits for the next step. Every rank hears it.
+        asked = ranks.highest(stop.signal or 0) or None
         if asked is not None or last or state.step % schedule.checkpoint_every == 0:
-            save(state)
+            if ranks.first:
+                save(state)
+            ranks.wait()
         if asked is not None and not last:
             raise InterruptedRunError(
                 f"Stopped by {signal.Signals(asked).name} after step {state.step} of {schedule.total_steps}; "
@@ -219,6 +251,11 @@ def run_training(
                 asked,
             )
         meter.waiting()
+
+
+def _require_same(state: TrainState, ranks: Ranks) -> None:
+    if ranks.size > 1:
+        ranks.require_same("Weights or queue", state.fingerprint())
 
 
 def _look(

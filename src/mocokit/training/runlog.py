@@ -178,11 +178,16 @@ def utc_now() -> str:
 
 
 class Progress:
-    """One line on stderr: rewritten in place on a terminal, otherwise a plain line every `every` seconds."""
+    """One line on stderr: rewritten in place on a terminal, otherwise a plain line every `every` seconds.
 
-    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False, every: float = 10.0) -> None:
+    silent: say nothing at all, warnings neither, because another process does.
+    """
+
+    def __init__(
+        self, stream: TextIO | None = None, *, quiet: bool = False, every: float = 10.0, silent: bool = False
+    ) -> None:
         self.stream = stream or sys.stderr
-        self.quiet = quiet
+        self.quiet, self.silent = quiet or silent, silent
         self.live = self.stream.isatty() and os.environ.get("TERM") != "dumb"
         self.every = 0.2 if self.live else every
         self._next = 0.0
@@ -210,6 +215,8 @@ class Progress:
 
     def warn(self, text: str) -> None:
         """A warning on a line of its own, said also when quiet."""
+        if self.silent:
+            return
         self._write(("\n" if self._open else "") + f"WARNING: {text}\n")
         self._open = False
 

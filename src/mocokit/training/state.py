@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +51,14 @@ class TrainState:
         if self.queue is not None:
             named |= {f"queue.{name}": tensor for name, tensor in self.queue.tensors().items()}
         return named
+
+    def fingerprint(self) -> str:
+        """A hash of everything that every rank must hold alike: all parameters that move, and the queue."""
+        found = hashlib.sha256(f"{self.step} {sorted(self.counters().items())}".encode())
+        queue = self.queue.tensors().values() if self.queue is not None else ()
+        for tensor in (*self.pair.trained.values(), *self.pair.theta_k, *queue):
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return found.hexdigest()
 
     def counters(self) -> dict[str, int]:
         """The queue's integers; none without a queue."""
