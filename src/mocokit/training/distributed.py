@@ -227,8 +227,8 @@ class Ranks:
         told = self.tell_all(value)
         if apart := [rank for rank, said in enumerate(told) if said != told[0]]:
             raise RanksApartError(
-                f"{what} of rank {apart[0]} not those of rank 0 ({self.where}). The ranks must have the same command, "
-                "files, versions and kind of hardware. The last checkpoint, if there is one, is unharmed."
+                f"{what} of rank {apart[0]} are not those of rank 0 ({self.where}). The ranks must have the same "
+                "command, files, versions and kind of hardware. The last checkpoint, if there is one, is unharmed."
             )
 
     @contextlib.contextmanager

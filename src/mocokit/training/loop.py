@@ -171,9 +171,9 @@ def run_training(
     batches(start, stop) yields this rank's batches of those steps, each taken in `accumulate` micro-batches. ranks: all
     processes of the run; None for one alone. log: None on ranks that write nothing. save: commit a checkpoint; called
     on rank 0 alone. on_eval: measure the encoder, every `schedule.eval_every` epochs and at the end; its numbers join
-    the epoch's row of metrics. name_of: names for a batch's ids, for error messages. probe: measures health now and then.
-    track: is given every row of metrics and of health. Raises InterruptedRunError after saving when a signal came,
-    DivergedError when the loss is not finite, RanksApartError when the ranks do not hold the same, RankLostError.
+    the epoch's row of metrics. name_of: names for a batch's ids, for error messages. probe: measures health now and
+    then. track: is given every row of metrics and of health. Raises InterruptedRunError after saving when a signal
+    came, DivergedError when the loss is not finite, RanksApartError when the ranks do not hold the same, RankLostError.
     """
     ranks = ranks or Ranks()
     take_step = step_of(contrast)
