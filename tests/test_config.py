@@ -68,6 +68,7 @@ GIVEN: dict[str, tuple[Any, Any]] = {
     "order": ("paper", "ema-first"),
     "symmetric": (True, False),
     "bn_groups": (2, 4),
+    "shuffle_bn": (True, False),
     "mask_source": (True, False),
     "mask_group": (False, True),
     "queue_init": ("empty", "random"),

@@ -16,6 +16,7 @@ OTHER: dict[str, Any] = {
     "order": "ema-first",
     "symmetric": True,
     "bn_groups": 4,
+    "shuffle_bn": False,
     "mask_source": False,
     "mask_group": True,
     "queue_init": "random",

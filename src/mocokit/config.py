@@ -55,6 +55,7 @@ _PLACES: dict[str, tuple[str, str]] = {
     "order": ("contrast", "order"),
     "symmetric": ("contrast", "symmetric"),
     "bn_groups": ("contrast", "bn_groups"),
+    "shuffle_bn": ("contrast", "shuffle_bn"),
     "mask_source": ("contrast", "mask_source"),
     "mask_group": ("contrast", "mask_group"),
     "queue_init": ("contrast", "queue_init"),

@@ -69,6 +69,8 @@ class PretrainOptions:
     "Let both views be queries and both keys (MoCo v1, v2; the other methods do so anyway). Default: no."
     bn_groups: Annotated[int | None, _int_in(_MOCO)] = None
     "Groups of a batch that batch norm treats apart, the keys shuffled over them (MoCo v1, v2). Default 1."
+    shuffle_bn: Annotated[bool | None, Parameter(group=_MOCO, show_default=False)] = None
+    "Shuffle the key batch over batch norm's groups and over ranks, where there are several (MoCo v1, v2). Default yes."
     mask_source: Annotated[bool | None, Parameter(group=_MOCO, show_default=False)] = None
     "Leave older keys of a query's own image out of its negatives. Default: yes."
     mask_group: Annotated[bool | None, Parameter(group=_MOCO, show_default=False)] = None

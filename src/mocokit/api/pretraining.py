@@ -225,6 +225,8 @@ def _pretrain(
                 if state.step >= schedule.total_steps:
                     progress.say(f"{run.path} is complete ({state.step} steps); nothing to do.")
                 announce(config, state, schedule, store, source, progress)
+                if ranks.size == config.contrast.bn_groups == 1 and not config.contrast.shuffle_bn:
+                    progress.warn("--no-shuffle-bn has no effect on one process without --bn-groups.")
                 if ranks.size > 1:
                     progress.say(f"{ranks.size} ranks, {batch_plan.block} images of each step on every one.")
                 runlog.write_status(run, "running", state.step, schedule.total_steps)

@@ -282,7 +282,8 @@ def settle_execution(
 ) -> ExecutionConfig:
     """`choose_execution` on rank 0 while the others rest; all get what it chose.
 
-    sample: makes a rank's own batch. steps: how long the run is. Threads that nobody named are each rank's share of the machine's cores.
+    sample: makes a rank's own batch. steps: how long the run is. Threads that nobody named are each rank's share of the
+    machine's cores.
     """
     wanted = replace(wanted, threads=wanted.threads or ranks.threads())
     if ranks.size == 1:

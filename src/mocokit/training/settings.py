@@ -142,6 +142,7 @@ SECTIONS: dict[str, type] = {
 
 LATER: dict[str, tuple[str, ...]] = {
     "views": ("solarize", "blur_second", "solarize_second"),
+    "contrast": ("shuffle_bn",),
     "optim": ("kind", "trust"),
     "train": ("accumulate",),
     "execution": ("compile",),
