@@ -40,7 +40,7 @@ from mocokit.training.checkpoint import (
 from mocokit.training.distributed import RANK_TIMEOUT, Ranks, open_ranks, settle_execution
 from mocokit.training.environment import environment
 from mocokit.training.launch import read_launch
-from mocokit.training.loop import Schedule, StopRequest, run_training
+from mocokit.training.loop import Schedule, StopRequest, bn_shuffle, run_training
 from mocokit.training.runfolder import RunFolder, claim_run
 from mocokit.training.settings import RunConfig, from_yaml, to_yaml
 
@@ -206,7 +206,7 @@ def _pretrain(
     labelled = log = reading = tracker = probe = None
     with ranks.phase("making ready"):
         state = make_state(config, encoder)
-        _refuse_shared_statistics(state, config, ranks)
+        bn_shuffle(config.contrast, state, ranks)  # whether it can be done
         if ranks.first:
             labelled = _open_monitor(monitor, run, config) if monitor else None
             check_room(state, run.checkpoints)
@@ -300,15 +300,6 @@ def _check_shares(config: RunConfig, ranks: Ranks) -> None:
         raise UsageError(
             f"`bn_groups: {groups}` must divide the {train.batch_size // parts} images that a rank has at once: keys "
             "are shuffled over all groups of all ranks."
-        )
-
-
-def _refuse_shared_statistics(state: TrainState, config: RunConfig, ranks: Ranks) -> None:
-    shuffled = ranks.size > 1 and config.contrast.has_queue and config.contrast.shuffle_bn
-    if shuffled and any(isinstance(norm, torch.nn.SyncBatchNorm) for norm in batch_norms(state.pair.query)):
-        raise UsageError(
-            f"{config.encoder.backbone} has SyncBatchNorm, which normalises over all ranks: shuffling keys over them "
-            "has no effect then. Set `shuffle_bn: false` under `contrast:`, or take another --backbone."
         )
 
 

@@ -66,7 +66,10 @@ def pretrain(
     rank_timeout
         With several processes (torchrun): seconds that one waits for the others within a step.
     """
+    first = read_launch().rank == 0
     if dry_run:
+        if not first:
+            return
         from mocokit import api
 
         _print_plan(api.plan(data, options=options, config_file=config), as_json=json)
@@ -76,7 +79,6 @@ def pretrain(
 
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
     # The lock comes before torch is imported, so that a second start fails at once.
-    first = read_launch().rank == 0
     claimed = claim_run(out, "resume" if resume else "overwrite" if overwrite else "new") if first else None
     from mocokit import api
 

@@ -67,6 +67,8 @@ class Ranks:
         device = pick_device(name)
         if self.size == 1 or device.type != "cuda":
             return device
+        if device.index:  # 0 is what the first rank has, and what it records
+            raise UsageError(f"--device {name} names one GPU; of several ranks each takes its own. Use --device cuda.")
         if self.local_size > torch.cuda.device_count():
             raise UsageError(
                 f"{self.local_size} ranks on this machine, and torch sees {torch.cuda.device_count()} GPUs. Start as "

@@ -22,7 +22,7 @@ from mocokit.contrast.batch_norm import Shuffle, batch_norms, deal, shuffle_by
 from mocokit.contrast.health import HealthProbe, gradient_norm
 from mocokit.contrast.losses import Contrast
 from mocokit.contrast.steps import ContrastConfig, ViewPair, step_of
-from mocokit.errors import DivergedError, InterruptedRunError
+from mocokit.errors import DivergedError, InterruptedRunError, UsageError
 from mocokit.training.distributed import Ranks
 from mocokit.training.optim import OptimConfig, lr_at
 from mocokit.training.runlog import Progress, RunLog, StepLine, duration
@@ -139,11 +139,17 @@ def micro_batches(
 def bn_shuffle(contrast: ContrastConfig, state: TrainState, ranks: Ranks) -> Callable[[Tensor], Shuffle | None]:
     """The fixed deal of a key batch over the groups of batch norm, those of all ranks.
 
-    None where there is one group, or no batch norm, or `shuffle_bn` is off, or the method has no such shuffle.
+    None where there is one group, or no batch norm, or `shuffle_bn` is off, or the method has no such shuffle. Raises
+    UsageError for batch norm that shares its statistics between ranks.
     """
-    groups = contrast.bn_groups * ranks.size
-    if groups == 1 or not (contrast.has_queue and contrast.shuffle_bn and batch_norms(state.pair.key)):
+    groups, norms = contrast.bn_groups * ranks.size, batch_norms(state.pair.key)
+    if groups == 1 or not (contrast.has_queue and contrast.shuffle_bn and norms):
         return lambda ids: None
+    if any(isinstance(norm, torch.nn.SyncBatchNorm) for norm in norms):
+        raise UsageError(
+            "The backbone has SyncBatchNorm, which normalises over all ranks: shuffling keys over them has no effect "
+            "then. Add --no-shuffle-bn, or take another --backbone."
+        )
     shuffle_by_order = shuffle_by if ranks.size == 1 else ranks.shuffle_by
     return lambda ids: shuffle_by_order(deal(len(ids) * ranks.size, groups).to(ids.device))
 
