@@ -600,7 +600,7 @@ def alive(pid: int) -> bool:
 
 
 def kill_one(process: subprocess.Popen[bytes], folder: Path, rng: random.Random) -> float | None:
-    """Kill a random rank up to a second after the log changed; seconds until all have gone, None where that was too late."""
+    """Kill a random rank up to a second after the log has changed; seconds until all have gone. None: too late."""
     log = folder / "run" / "loss.jsonl"
     before = log.read_bytes() if log.exists() else b""
     deadline = time.monotonic() + 120
