@@ -67,7 +67,7 @@ def _expectations(config: RunConfig) -> list[str]:
         f"nothing apart ends at {chance:.2f}."
     ]
     if K > S:
-        kept = "left out of its negatives" if contrast.mask_source else "scored as negatives (--no-mask-source)!"
+        kept = "left out of its negatives." if contrast.mask_source else "scored as negatives (--no-mask-source)!"
         lines.append(f"K {K} exceeds the {S} images: every image always has an own older key in the queue, {kept}")
     elif contrast.mask_source:
         lines.append(f"Own older keys are left out; about {masked_share(K, S):.1%} of the queries meet one.")
