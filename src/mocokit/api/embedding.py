@@ -10,15 +10,15 @@ from mocokit import files
 from mocokit.data.sources import ImageSource, open_source
 from mocokit.errors import UsageError
 from mocokit.exporting.loading import freeze
+from mocokit.exporting.trained import Place, Trained, open_trained
 from mocokit.retrieval import embedding
 from mocokit.retrieval.embedding import Embedded, EmbedPlan, Parts
 from mocokit.training import runlog
-from mocokit.training.run import Run, load_run
 from mocokit.training.state import pick_device
 
 
 def embed(
-    run: str | Path | Run,
+    run: Place,
     data: str | Path,
     out: str | Path,
     *,
@@ -44,7 +44,7 @@ def embed(
     """
     plan = EmbedPlan(thumbnail=thumbnail, map=map, neighbours=neighbours, max_bad=max_bad)  # type: ignore[arg-type]
     share = embedding.parse_shard(shard)
-    opened = run if isinstance(run, Run) else load_run(Path(run))
+    opened = open_trained(run)
     progress = runlog.Progress(quiet=quiet)
     path = Path(out)
     if path.suffix != ".parquet" or path.is_dir():
@@ -94,7 +94,7 @@ def open_data(
     return source
 
 
-def facts_of(run: Run, readout: str, source: ImageSource) -> dict[str, Any]:
+def facts_of(trained: Trained, readout: str, source: ImageSource) -> dict[str, Any]:
     """What vectors are made of: which weights, which readout, which rows."""
-    weights = run.found.manifest["files"]["model.safetensors"]["sha256"]
-    return {"weights": weights, "step": run.step, "readout": readout, "data": source.name, "index": source.index.hash}
+    made_of = {"weights": trained.weights, "step": trained.step, "readout": readout}
+    return made_of | {"data": source.name, "index": source.index.hash}

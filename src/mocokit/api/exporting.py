@@ -17,8 +17,8 @@ from mocokit.errors import DamagedError, DataError, UsageError, did_you_mean
 from mocokit.exporting.formats import Format, export_folder
 from mocokit.exporting.loading import FrozenEncoder, freeze
 from mocokit.exporting.parity import IMAGES, Parity
+from mocokit.exporting.trained import Place, Trained, open_trained
 from mocokit.training import runlog
-from mocokit.training.run import Run, load_run
 
 KIND = "mocokit export"
 SPARE_PICTURES = "shapes"
@@ -47,19 +47,18 @@ class Exported:
         }
 
 
-def load(run: str | Path | Run, *, readout: str = "h", step: int | None = None, device: str = "cpu") -> FrozenEncoder:
+def load(run: Place, *, readout: str = "h", step: int | None = None, device: str = "cpu") -> FrozenEncoder:
     """A run's frozen encoder as a plain torch module: images [N, 3, size, size] -> vectors [N, dim], float32.
 
     Its `transform(picture)` makes such images from a path, bytes, a Pillow image or uint8 RGB [H, W, 3]. readout: `h`
     (backbone) or `z` (head) of the query encoder, `key-h` or `key-z` of the key encoder. step: of which checkpoint;
     the newest that verifies when None. Raises UsageError, DamagedError.
     """
-    opened = run if isinstance(run, Run) else load_run(Path(run), step=step)
-    return freeze(opened, readout, device)
+    return freeze(open_trained(run, step), readout, device)
 
 
 def export(
-    run: str | Path | Run,
+    run: Place,
     format: str = "safetensors",
     out: str | Path | None = None,
     *,
@@ -81,9 +80,9 @@ def export(
         raise UsageError(
             f"--format must be one of {', '.join(choices)}. Got {format!r}.{did_you_mean(format, choices)}"
         )
-    opened = run if isinstance(run, Run) else load_run(Path(run))
+    opened = open_trained(run)
     progress = runlog.Progress(quiet=quiet)
-    for reason in opened.found.passed_over:
+    for reason in opened.warnings:
         progress.warn(f"passed over a damaged checkpoint: {reason}")
     folder = opened.path / "export" / format if out is None else Path(out)
     _may_write(folder, overwrite)
@@ -119,17 +118,21 @@ def _may_write(folder: Path, overwrite: bool) -> None:
         raise UsageError(f"{folder} already holds an export. Replace it with --overwrite or choose another --out.")
 
 
-def _pictures(run: Run) -> tuple[list[npt.NDArray[np.uint8]], str]:
+def _pictures(trained: Trained) -> tuple[list[npt.NDArray[np.uint8]], str]:
     """32 pictures to compare on: the run's own, chosen by hash, or generated ones where those are gone."""
-    data = run.config.data
-    try:
-        source = open_source(
-            data.spec, split=data.split, label_column=data.label_column, group_column=data.group_column
-        )
-        name = source.name
-    except (UsageError, DataError):
+    if trained.run is None:
         source = open_source(SPARE_PICTURES)
-        name = f"{SPARE_PICTURES} ({public_name(data.spec)} is not there)"
+        name = source.name
+    else:
+        data = trained.run.config.data
+        try:
+            source = open_source(
+                data.spec, split=data.split, label_column=data.label_column, group_column=data.group_column
+            )
+            name = source.name
+        except (UsageError, DataError):
+            source = open_source(SPARE_PICTURES)
+            name = f"{SPARE_PICTURES} ({public_name(data.spec)} is not there)"
     found: list[npt.NDArray[np.uint8]] = []
     for row in permutation(0, 0, source.index.ids)[: 4 * IMAGES].tolist():
         try:

@@ -12,6 +12,7 @@ from mocokit.errors import UsageError
 from mocokit.evaluation.features import extract
 from mocokit.evaluation.labelled import LabelledData, open_labelled
 from mocokit.evaluation.verdict import verdict_line
+from mocokit.exporting.trained import open_trained
 from mocokit.retrieval.encode import Ints
 from mocokit.retrieval.judging import SearchScores, by_id, judge_search
 from mocokit.retrieval.layout import read_vectors
@@ -47,17 +48,17 @@ def search_eval(
     progress = runlog.Progress(quiet=quiet)
     chosen = pick_device(device)
 
-    def data_for(run: Run) -> LabelledData:
+    def data_for(size: int) -> LabelledData:
         return open_labelled(
             str(labelled),
-            size=run.config.views.size,
+            size=size,
             label_column=label_column,
             group_column=group_column,
-            cache=opened[0].path / "cache" / f"labelled-{run.config.views.size}.u8",
+            cache=opened[0].path / "cache" / f"labelled-{size}.u8",
             progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
         )
 
-    data = data_for(opened[0])
+    data = data_for(opened[0].config.views.size)
     named = dict(_named(text, data, data_for, chosen) for text in against)
     if len(named) < len(against):
         raise UsageError("Two of --against have the same name.")
@@ -71,7 +72,7 @@ Vectors = Callable[[Ints], torch.Tensor]
 
 
 def _named(
-    text: str, data: LabelledData, data_for: Callable[[Run], LabelledData], device: torch.device
+    text: str, data: LabelledData, data_for: Callable[[int], LabelledData], device: torch.device
 ) -> tuple[str, Vectors]:
     """A baseline by name: vectors from a file by id, or another run's features."""
     name, sign, place = text.partition("=")
@@ -81,11 +82,11 @@ def _named(
     if path.suffix == ".parquet":
         ids, vectors = read_vectors(path)
         return name, lambda rows: by_id(ids, vectors, data.index.ids[rows], place)
-    run = load_run(path)
+    trained = open_trained(path)
 
     def features(rows: Ints) -> torch.Tensor:
-        views = run.config.views
-        encoder, same = run.encoder().to(device), data_for(run)
+        views = trained.views
+        encoder, same = trained.encoder().to(device), data_for(views.size)
         return extract(encoder, same.store, rows, size=views.size, mean=views.mean, std=views.std, device=device).h
 
     return name, features

@@ -17,6 +17,7 @@ from mocokit.data.pixels import canvas_limit, fit_picture
 from mocokit.data.sources import ImageSource, open_source
 from mocokit.errors import DataError, UsageError
 from mocokit.exporting.loading import FrozenEncoder, Picture, as_rgb, freeze
+from mocokit.exporting.trained import Place, is_trained, open_trained
 from mocokit.retrieval import index as store
 from mocokit.retrieval import query as asking
 from mocokit.retrieval.encode import Encoded, encode_pictures, encode_source, unit
@@ -24,8 +25,6 @@ from mocokit.retrieval.index import SearchIndex
 from mocokit.retrieval.query import Filter, Hit
 from mocokit.retrieval.rows import rows_of_index
 from mocokit.training import runlog
-from mocokit.training.run import Run, load_run
-from mocokit.training.runfolder import MARKER
 from mocokit.training.state import pick_device
 
 Floats = npt.NDArray[np.float32]
@@ -49,7 +48,7 @@ class Change:
 
 
 def search_build(
-    run: str | Path | Run,
+    run: Place,
     data: str | Path,
     out: str | Path | None = None,
     *,
@@ -68,7 +67,7 @@ def search_build(
     kind: `exact`, `hnsw`, `ivf`, or `auto` (exact up to 200,000 images, then HNSW); the recall@10 of an approximate
     one against exact search is measured. Raises UsageError, DataError, DamagedError, LockedError, StorageError.
     """
-    opened = run if isinstance(run, Run) else load_run(Path(run))
+    opened = open_trained(run)
     path = opened.path / "search" if out is None else Path(out)
     progress = runlog.Progress(quiet=quiet)
     with store.claim_index(path, overwrite=overwrite):
@@ -206,9 +205,9 @@ def search_duplicates(index: str | Path, *, threshold: float = 0.98) -> list[lis
 
 
 def index_path(place: str | Path) -> Path:
-    """The index folder that is meant: the folder itself, or `search` in a run folder."""
+    """The index folder that is meant: the folder itself, or `search` in the folder of a run or a fine-tuning."""
     path = Path(place)
-    return path / "search" if (path / MARKER).is_file() else path
+    return path / "search" if is_trained(path) else path
 
 
 def encoder_of(index: SearchIndex, device: str = "auto") -> FrozenEncoder:
@@ -216,12 +215,12 @@ def encoder_of(index: SearchIndex, device: str = "auto") -> FrozenEncoder:
     path = Path(os.path.normpath(index.path.resolve() / index.facts["run"]))
     advice = "Build the index again with a run that is there."
     step = index.facts["step"]
-    if not (path / "checkpoints" / f"step-{step}").is_dir():
+    if not (path / "checkpoints" / f"step-{step}").is_dir() and not (path / "model").is_dir():
         raise UsageError(f"The encoder of {index.path} (step {step} of {path}) is no longer there. {advice}")
-    run = load_run(path, step=step)
-    if run.found.manifest["files"]["model.safetensors"]["sha256"] != index.facts["weights"]:
+    trained = open_trained(path, step)
+    if trained.weights != index.facts["weights"]:
         raise UsageError(f"{path} holds other weights than those that made {index.path}. {advice}")
-    return freeze(run, index.facts["readout"], pick_device(device))
+    return freeze(trained, index.facts["readout"], pick_device(device))
 
 
 def query_vector(frozen: FrozenEncoder, picture: Picture, name: str) -> Floats:

@@ -38,7 +38,7 @@ def export(
     Parameters
     ----------
     run
-        A run folder.
+        A run folder, or one made by `mocokit finetune`.
     format
         safetensors: weights and a model.py that needs torch alone; timm, torchvision: weights for that library's own
         model; onnx: a graph with a dynamic batch; hf: a folder as a model hub lays it out.

@@ -55,7 +55,7 @@ def build(
     Parameters
     ----------
     run
-        A run folder.
+        A run folder, or one made by `mocokit finetune`.
     data
         A folder of images, a .csv / .txt list, .parquet, .npz, tar shards, or the name of a built-in set.
     out

@@ -106,7 +106,9 @@ def _is_transformer(trunk: nn.Module) -> bool:
 
 
 def head_layers(encoder: Encoder) -> list[nn.Module]:
-    """The head as a list of layers; a linear one is a list of one."""
+    """The head as a list of layers; a linear one is a list of one, that of a fine-tuned encoder is empty."""
+    if isinstance(encoder.head, nn.Identity):
+        return []
     return list(encoder.head) if isinstance(encoder.head, nn.Sequential) else [encoder.head]
 
 

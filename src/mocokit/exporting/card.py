@@ -13,6 +13,7 @@ from mocokit.data.blobs import public_name
 from mocokit.errors import DamagedError
 from mocokit.exporting.blueprint import Blueprint
 from mocokit.exporting.parity import Parity
+from mocokit.exporting.trained import Trained
 from mocokit.training.run import Run
 
 _REFERENCES = """\
@@ -39,19 +40,19 @@ class Sections:
 
 
 def model_card(
-    run: Run, blueprint: Blueprint, sections: Sections, parity: Parity, *, which: str, licence: str, format: str
+    trained: Trained, blueprint: Blueprint, sections: Sections, parity: Parity, *, which: str, licence: str, format: str
 ) -> str:
     """README.md with YAML front matter."""
     front = {
         "license": licence,
         "library_name": sections.library,
         "pipeline_tag": "image-feature-extraction",
-        "tags": ["mocokit", "self-supervised-learning", "contrastive-learning", run.config.contrast.method],
+        "tags": ["mocokit", "self-supervised-learning", "contrastive-learning", *_kind(trained)],
     }
     facts = blueprint.input
     body = [
-        f"# {blueprint.backbone.name}, trained without labels",
-        f"The {which} encoder of a {run.config.contrast.method} run of mocokit, step {run.step}, as `{format}`. "
+        f"# {blueprint.backbone.name}, " + ("trained without labels" if trained.run else "fine-tuned"),
+        f"{_origin(trained, which)} as `{format}`. "
         f"It turns a picture into h, {blueprint.feature_dim} numbers; compare them by cosine.",
         "## Load it",
         *([_code(sections.transform)] if sections.transform else []),
@@ -63,9 +64,9 @@ def model_card(
         f"then (x - mean) / std with mean {list(facts.mean)} and std {list(facts.std)}. {_canvas(blueprint, sections)}",
         parity.line(),
         "## Training",
-        _training(run),
+        _training(trained.run) if trained.run else _tuning(trained),
         "## Evaluation",
-        _evaluation(run),
+        _evaluation(trained.run) if trained.run else _tuned_evaluation(trained),
         "## Not for",
         "Decisions about people, or pictures unlike those it was trained on, without an evaluation on such pictures. "
         "It repeats whatever shortcut separates the training pictures (camera, background, watermark).",
@@ -89,6 +90,35 @@ def _canvas(blueprint: Blueprint, sections: Sections) -> str:
     return (
         f"In mocokit, pictures with a side above {blueprint.input.canvas} px are first shrunk to it (bicubic); the "
         "lines above leave that out."
+    )
+
+
+def _kind(trained: Trained) -> list[str]:
+    return [trained.run.config.contrast.method] if trained.run else ["fine-tuned"]
+
+
+def _origin(trained: Trained, which: str) -> str:
+    if trained.run is None:
+        return f"The backbone of a classifier that was fine-tuned with mocokit for {trained.step} steps,"
+    return f"The {which} encoder of a {trained.run.config.contrast.method} run of mocokit, step {trained.step},"
+
+
+def _tuning(trained: Trained) -> str:
+    facts = trained.tuned.config if trained.tuned else {}
+    classes = ", ".join(f"`{name}`" for name in facts["class_names"][:50])
+    return (
+        f"- pretrained without labels, then fine-tuned on `{public_name(str(facts['labelled']))}` with the labels "
+        f"`{facts['made_by'].get('budget')}`\n- classes: {classes}"
+    )
+
+
+def _tuned_evaluation(trained: Trained) -> str:
+    facts = trained.tuned.config["made_by"] if trained.tuned else {}
+    found = facts.get("test_accuracy")
+    if not isinstance(found, float):
+        return "None on record."
+    return (
+        f"As a classifier: {100 * found:.1f} % of the test images right. Nothing else on record."
     )
 
 

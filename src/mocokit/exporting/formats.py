@@ -29,7 +29,7 @@ from mocokit.exporting.blueprint import (
 from mocokit.exporting.card import Sections, model_card
 from mocokit.exporting.loading import FrozenEncoder, freeze
 from mocokit.exporting.parity import Parity, measure
-from mocokit.training.run import Run
+from mocokit.exporting.trained import Trained
 
 Format = Literal["safetensors", "timm", "torchvision", "onnx", "hf"]
 WEIGHTS, HEAD, FACTS, CARD, MODEL, GRAPH, CONFIG = (
@@ -60,7 +60,7 @@ class _Parts:
 
 
 def export_folder(
-    run: Run,
+    trained: Trained,
     format: Format,
     *,
     pictures: Pictures,
@@ -73,9 +73,11 @@ def export_folder(
 
     Raises UsageError where the format has no such network, MissingDependencyError, MocokitError when it differs.
     """
-    frozen = freeze(run, "h" if which == "query" else "key-h")
+    if head and trained.run is None:
+        raise trained.refuse("projection head")
+    frozen = freeze(trained, "h" if which == "query" else "key-h")
     encoder = frozen.encoder
-    blueprint = blueprint_of(encoder, run.config.encoder, run.config.views)  # type: ignore[arg-type]
+    blueprint = blueprint_of(encoder, trained.config, trained.views)  # type: ignore[arg-type]
     tensors = backbone_tensors(encoder, blueprint.backbone)  # type: ignore[arg-type]
     if format in ("timm", "torchvision"):
         blueprint = moved_to(blueprint, format, tensors)
@@ -84,11 +86,11 @@ def export_folder(
     if head and format != "onnx":
         contents[HEAD] = safetensors.torch.save(parts.head or {})
     parity = measure(parts.ours, run_it, frozen, transform, pictures, source)
-    facts = {**blueprint.to_dict(), "which": which, "step": run.step, "licence": licence}
+    facts = {**blueprint.to_dict(), "which": which, "step": trained.step, "licence": licence}
     if not head:
         facts["head"] = None
     contents[FACTS] = files.to_json(facts).encode()
-    card = model_card(run, blueprint, sections, parity, which=which, licence=licence, format=format)
+    card = model_card(trained, blueprint, sections, parity, which=which, licence=licence, format=format)
     contents[CARD] = card.encode()
     return contents, parity
 

@@ -16,7 +16,7 @@ from mocokit.data.decode import DecodeLimits, decode, to_rgb
 from mocokit.data.pixels import canvas_limit, fit_picture
 from mocokit.data.views import ViewConfig, plain_view
 from mocokit.errors import DataError, UsageError, did_you_mean
-from mocokit.training.run import Run
+from mocokit.exporting.trained import Place, Trained, open_trained
 
 Readout = Literal["h", "z", "key-h", "key-z"]
 Picture = str | Path | bytes | Image.Image | npt.NDArray[np.uint8]
@@ -72,15 +72,21 @@ def as_rgb(picture: Picture, fit: int | None = None) -> npt.NDArray[np.uint8]:
     return decode(data, fit=fit)
 
 
-def freeze(run: Run, readout: str = "h", device: torch.device | str = "cpu") -> FrozenEncoder:
-    """The run's encoder as a `FrozenEncoder`. Raises UsageError for an unknown readout, DamagedError."""
+def freeze(place: Place | Trained, readout: str = "h", device: torch.device | str = "cpu") -> FrozenEncoder:
+    """The encoder of a run or a fine-tuning as a `FrozenEncoder`.
+
+    Raises UsageError for an unknown readout or one that it lacks, DamagedError.
+    """
     if readout not in get_args(Readout):
         choices = get_args(Readout)
         raise UsageError(
             f"readout must be one of {', '.join(choices)}. Got {readout!r}.{did_you_mean(readout, choices)}"
         )
-    encoder = run.encoder("key" if readout.startswith("key-") else "query")
+    trained = open_trained(place)
+    if trained.run is None and readout != "h":
+        raise trained.refuse(f"readout {readout}")
+    encoder = trained.encoder("key" if readout.startswith("key-") else "query")
     encoder.requires_grad_(False)
     dim = encoder.feature_dim if readout.endswith("h") else encoder.dim
-    module = FrozenEncoder(encoder, run.config.views, readout, dim)  # type: ignore[arg-type]
+    module = FrozenEncoder(encoder, trained.views, readout, dim)  # type: ignore[arg-type]
     return module.to(device).eval()
