@@ -51,6 +51,7 @@ import numpy as np
 from mocokit.api.opening import configure, open_images, options_from, read_config
 from mocokit.api.planning import key_life
 from mocokit.api.telling import announce, save_pairs
+from mocokit.api.tracing import planned, run_recorder
 from mocokit.contrast.health import Classes, HealthProbe
 from mocokit.training.precision import choose_execution, num_threads
 from mocokit.training.run import Run, load_run
@@ -66,6 +67,7 @@ def pretrain(
     config_file: Path | None = None,
     monitor: str | None = None,
     track: Sequence[str] = (),
+    trace: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
@@ -77,7 +79,8 @@ def pretrain(
     data: a folder, a table (.csv, .txt, .parquet), .npz arrays or a generated set. options, or the same names as
     keywords (`epochs=20, queue_size=4096`): what changes in the recipe. monitor: labelled data whose validation
     split is read by kNN now and then, for the curve; labels never enter training. track: trackers (tensorboard, wandb,
-    mlflow) that get every number, in `out`/trackers. resume: continue the run in `out`
+    mlflow) that get every number, in `out`/trackers. trace: steps to record for the step viewer, as `plan_windows`
+    takes them; into `out`/trace.json. resume: continue the run in `out`
     exactly where its last checkpoint stands. overwrite: replace an earlier run there.
 
     Raises UsageError, DataError, StorageError, DivergedError, LockedError, InterruptedRunError (after saving).
@@ -90,7 +93,7 @@ def pretrain(
     with lock:
         try:
             stored = _stored(run, progress) if resume else None
-            return _pretrain(str(data), run, options, config_file, monitor, track, stored, progress)
+            return _pretrain(str(data), run, options, config_file, monitor, track, trace, stored, progress)
         except BaseException as error:
             _record_failure(run, error)
             raise
@@ -134,6 +137,7 @@ def _pretrain(
     config_file: Path | None,
     monitor: str | None,
     track: Sequence[str],
+    trace: str | None,
     stored: RunConfig | None,
     progress: runlog.Progress,
 ) -> Run:
@@ -174,6 +178,7 @@ def _pretrain(
         eval_every=config.train.eval_every,
     )
     labelled = _open_monitor(monitor, run, config) if monitor else None
+    windows = planned(trace, config, schedule.total_steps) if trace else []
     check_room(state, run.checkpoints)
     # Whatever the user can get wrong is found out by now: an earlier run is replaced only from here on.
     if stored is None:
@@ -196,6 +201,10 @@ def _pretrain(
             track, run.path / "trackers", run_name=run.path.name, config=config.to_dict(), step=state.step
         )
         stack.callback(tracker.close)
+        recorder = None
+        if windows:
+            recorder = run_recorder(windows, config, run, source.index, store, resumed_at=state.step)
+            stack.callback(recorder.close)
 
         def batches(start: int, stop: int) -> Any:
             for batch in loader.batches(start, stop):
@@ -217,6 +226,7 @@ def _pretrain(
                 stop=stop,
                 probe=_probe(loader, config, schedule, log.health_rows(), device),
                 track=tracker.log,
+                recorder=recorder,
             )
         plots.save_figure(
             plots.results_figure(
