@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api import plan as plan
     from mocokit.api import pretrain as pretrain
     from mocokit.api import recipe_sheet as recipe_sheet
+    from mocokit.api import report as report
+    from mocokit.api import stepper as stepper
     from mocokit.contrast.encoders import Encoder as Encoder
     from mocokit.contrast.encoders import EncoderConfig as EncoderConfig
     from mocokit.contrast.encoders import EncoderPair as EncoderPair
@@ -49,6 +51,17 @@ _WHERE = {
     "mocokit.api": (
         "Plan", "ablate", "doctor", "evaluate", "lab", "load_run", "named_recipes", "pack", "plan", "pretrain",
         "recipe_sheet",
+        "Plan",
+        "ablate",
+        "doctor",
+        "evaluate",
+        "lab",
+        "load_run",
+        "pack",
+        "plan",
+        "pretrain",
+        "report",
+        "stepper",
     ),
     "mocokit.contrast.encoders": ("Encoder", "EncoderConfig", "EncoderPair", "build_encoder"),
     "mocokit.contrast.key_queue": ("KeyQueue", "Keys"),

@@ -10,6 +10,8 @@ from mocokit.api.listing import RecipeSheet, named_recipes, recipe_sheet
 from mocokit.api.machine import doctor
 from mocokit.api.planning import Plan, plan
 from mocokit.api.pretraining import pretrain
+from mocokit.api.reporting import report
+from mocokit.api.stepping import stepper
 from mocokit.api.studies import ablate, lab
 from mocokit.training.run import Run, load_run
 
@@ -27,5 +29,7 @@ __all__ = [
     "plan",
     "pretrain",
     "recipe_sheet",
+    "report",
+    "stepper",
     "table_and_verdict",
 ]

@@ -18,6 +18,11 @@ from mocokit.cli.app import app
 from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
 
 __all__ = ["app", "data", "evaluate", "machine", "main", "pretrain", "recipes", "studies"]
+from mocokit.cli import data, evaluate, machine, pretrain, report, studies
+from mocokit.cli.app import app
+from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
+
+__all__ = ["app", "data", "evaluate", "machine", "main", "pretrain", "report", "studies"]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -63,8 +63,8 @@ class Recorder:
     describe: what is known of images by their id; an id may be unknown. to_pixels: views [n, 3, s, s] as they were
     fed -> uint8 pictures [n, s, s, 3]. facts: further entries of the trace's `config`. source: its `source`. save: is
     given the whole trace whenever a window is complete, and at `close`. every_age: measure the staleness of followed
-    keys in every step of their life (a forward pass of f_k each time), not only in their last. earlier: the trace of the run before it was
-    resumed; its steps before `resumed_at` are kept.
+    keys in every step of their life (a forward pass of f_k each time), not only in their last. earlier: the trace of
+    the run before it was resumed; its steps before `resumed_at` are kept.
     """
 
     def __init__(

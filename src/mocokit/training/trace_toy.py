@@ -7,7 +7,8 @@ twelve of the built-in shapes by the same loop's step, update and recorder as an
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,8 +35,9 @@ CONTRAST = ContrastConfig(K=K, T=0.2, m=0.9)
 OPTIM = OptimConfig(lr=0.0005, sgd_momentum=0.0, weight_decay=0.0, schedule="constant")
 
 
-def toy_trace() -> dict[str, Any]:
-    """Train for twelve steps and return the trace of all of them; the same on every call."""
+def toy_trace(*, m: float = CONTRAST.m, order: Literal["paper", "ema-first"] = "paper") -> dict[str, Any]:
+    """Train for twelve steps and return the trace of all of them; the same on every call with the same m and order."""
+    contrast = replace(CONTRAST, m=m, order=order)
     source = _twelve_shapes()
     store = build_pixel_store(source, side=SIDE, cache=None, max_bad=0.0, workers=1)
     views = view_recipe("moco-v2", SIDE)
@@ -59,27 +61,27 @@ def toy_trace() -> dict[str, Any]:
 
     recorder = Recorder(
         [Window("all", 0, STEPS, frozenset(range(STEPS)))],
-        CONTRAST,
-        source={"kind": "built-in", "name": "one image a step", "data": "shapes"},
-        facts=_facts(),
+        contrast,
+        source={"kind": "built-in", "name": f"one image a step, m {m:g}, {order}", "data": "shapes"},
+        facts=_facts(contrast),
         describe=describe,
         to_pixels=to_pixels,
         save=kept.append,
         every_age=True,
     )
-    take_step = step_of(CONTRAST)
+    take_step = step_of(contrast)
     pair.train()
     with num_threads(1):
         for batch in loader.batches(0, STEPS):
-            parts = micro_batches(batch, 1, CONTRAST)
+            parts = micro_batches(batch, 1, contrast)
             update = QueryUpdate(state, OPTIM.lr, 1, lambda: "the toy's image")
-            m = CONTRAST.m_at(state.step, STEPS)
+            m = contrast.m_at(state.step, STEPS)
             with recording(recorder, state, parts, update, alone, m) as (update_query_, gather):
                 take_step(
                     pair,
                     state.queue,
                     parts,
-                    scoring=CONTRAST.scoring(),
+                    scoring=contrast.scoring(),
                     m=m,
                     step=state.step,
                     update_query_=update_query_,
@@ -100,20 +102,20 @@ def _spread_(encoder: Encoder, x: torch.Tensor) -> None:
     head.bias.copy_((head.bias - z.mean(0)) / scale)
 
 
-def _facts() -> dict[str, Any]:
+def _facts(contrast: ContrastConfig) -> dict[str, Any]:
     return {
         "recipe": "toy",
         "K": K,
         "N": 1,
         "keys_per_step": 1,
         "D": D,
-        "T": CONTRAST.T,
-        "m": CONTRAST.m,
+        "T": contrast.T,
+        "m": contrast.m,
         "m_end": None,
         "lr": OPTIM.lr,
         "seed": SEED,
         "backbone": "two convolutions",
-        "order": CONTRAST.order,
+        "order": contrast.order,
         "symmetric": False,
         "mask_source": True,
         "mask_group": False,
