@@ -38,9 +38,9 @@ def opened(browser: Any, path: Path, hash_: str = "", *, width: int = 1280) -> I
     page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("dialog", lambda dialog: (wrong.append(f"a script ran: {dialog.message}"), dialog.dismiss()))
-    allowed = (f"file://{path}", "data:", "blob:")
+    allowed = (path.as_uri(), "data:", "blob:")
     page.on("request", lambda request: None if request.url.startswith(allowed) else wrong.append(request.url))
-    page.goto(f"file://{path}{hash_}")
+    page.goto(path.as_uri() + hash_)
     try:
         yield page
     finally:

@@ -31,7 +31,7 @@ class Stepped:
 
 
 def stepper(runs: str | Path | Sequence[str | Path] = (), *, out: str | Path | None = None) -> Stepped:
-    """Write the step viewer of no, one or two runs that were trained with `trace=`.
+    """Write the step viewer of no, one or two runs that were trained with `trace=`, or LAB 07 folders.
 
     out: the file; by default moco-steps.html in the first run's folder, or in the current one without a run.
     Raises UsageError (no trace, more than two runs), DamagedError, StorageError.
@@ -49,7 +49,9 @@ def stepper(runs: str | Path | Sequence[str | Path] = (), *, out: str | Path | N
 
 
 def _trace_of(path: Path) -> Path:
-    """A run's trace file; a trace file may be named itself (a lab leaves one)."""
+    """A run's trace file, or a lab's; it may also be named itself."""
     if path.is_file():
         return path
+    if (path / "results.json").is_file() and (path / "trace.json").is_file():
+        return path / "trace.json"
     return open_run(path).path / "trace.json"

@@ -137,7 +137,7 @@ def demo(
     """The whole tour on built-in data, offline, in about two minutes.
 
     Trains on 1,100 handwritten digits that were moved, turned and zoomed; is killed in the middle and resumed; is
-    scored against pixels and random weights; and leaves pictures.
+    scored against pixels and random weights; and leaves pictures, a report and a page of single steps.
 
     Parameters
     ----------

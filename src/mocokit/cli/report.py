@@ -84,7 +84,7 @@ def stepper(
     Parameters
     ----------
     runs
-        A run that was trained with --trace, or two. None: the built-in trace alone.
+        A run that was trained with --trace (or a LAB 07 folder), or two. None: the built-in trace alone.
     out
         The file to write. Default: moco-steps.html in the (first) run's folder, or in this folder.
     json
