@@ -104,7 +104,7 @@ function softmaxDrawing(model, result, count) {
   }));
 }
 function courseDrawing(series, title, mark, low) {
-  var width = 360, height = 130, left = 44, points = [].concat.apply([], series.map(function (s) { return s.points; }));
+  var width = 360, height = 130, left = 60, points = [].concat.apply([], series.map(function (s) { return s.points; }));
   if (!points.length) return null;
   var xs = points.map(function (p) { return p[0]; }), ys = points.map(function (p) { return p[1]; });
   var x0 = Math.min.apply(null, xs), x1 = Math.max.apply(null, xs), y0 = low === undefined ? Math.min.apply(null, ys) : low, y1 = Math.max.apply(null, ys);

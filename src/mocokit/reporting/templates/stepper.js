@@ -269,7 +269,7 @@ function drawLoss(s) {
 }
 function drawCode(sub) {
   var source = SOURCES[model().config.order], part = { views: "1", k: "1", q: "2", logits: "2", loss: "2", backward: "3", optimiser: "3", ema: "4", enqueue: "5", next: "5" }[sub], lines = new Set(source.parts[part]);
-  put("card-code", [heading("card_code"), el("p", { "class": "legend" }, el("code", {}, source.name)), el("div", { "class": "code", tabindex: "0", role: "region", "aria-label": say("card_code") }, source.lines.map(function (line, i) { return el("span", { "class": lines.has(i) ? "on" : null }, line || " "); }))]);
+  put("card-code", [heading("card_code"), el("p", { "class": "legend" }, [el("code", {}, source.name), model().source.kind === "lab" ? " · " + say("lab_code") : null]), el("div", { "class": "code", tabindex: "0", role: "region", "aria-label": say("card_code") }, source.lines.map(function (line, i) { return el("span", { "class": lines.has(i) ? "on" : null }, line || " "); }))]);
 }
 function drawNumbers(s) {
   var rows = [["loss", s.loss, "loss"], [say("chance_word"), s.chance, "chance"], ["lr", s.lr, "lr"], ["m", s.m, "m"], ["‖θq‖", s.theta.end.q, "theta.end.q"], ["‖θk‖", s.theta.end.k, "theta.end.k"], ["‖θq − θk‖", s.theta.end.apart, "theta.end.apart"], ["‖∂L/∂θq‖", s.gradient_theta_q, "gradient_theta_q"], ["∂L/∂θk", s.gradient_theta_k, "gradient_theta_k"], ["∂L/∂queue", s.gradient_queue, "gradient_queue"], ["‖Δθq‖", s.moved, "moved"], [say("bn_apart"), s.bn_apart, "bn_apart"], [say("keys_word"), s.fill, "fill"]];
