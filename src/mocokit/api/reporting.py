@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from torch.nn import functional as F
 
-from mocokit import config as configuration
 from mocokit import files
 from mocokit.api.opening import open_images
 from mocokit.data.loader import BatchLoader, BatchPlan
@@ -26,6 +25,7 @@ from mocokit.evaluation.labelled import LabelledData, open_labelled
 from mocokit.evaluation.protocol import Ledger, plan_hash
 from mocokit.evaluation.showing import chosen_neighbours, neighbour_map, principal_map
 from mocokit.evaluation.verdict import Baseline, Verdict, verdict_line
+from mocokit.recipes import RECIPES, DataFacts
 from mocokit.reporting import card, plots
 from mocokit.reporting.page import data_url, png_url
 from mocokit.reporting.report import Facts, Mapped, Row, Setting, Shown, report_html, report_json
@@ -299,10 +299,10 @@ def _without_paths(plain: dict[str, Any]) -> dict[str, Any]:
 def _settings(config: RunConfig) -> list[Setting]:
     """Every setting by section; those that differ from the recipe's first."""
     mine = _without_paths(config.to_dict())
-    recipe = configuration.RECIPES.get(config.recipe)
+    recipe = RECIPES.get(config.recipe)
     theirs: dict[str, Any] = {}
     if recipe is not None:
-        made = recipe(configuration.DataFacts(images=config.data.images, image_size=config.views.size))
+        made = recipe.make(DataFacts(config.data.images, config.views.size, config.encoder.backbone))
         theirs = {field.name: dataclasses.asdict(getattr(made, field.name)) for field in dataclasses.fields(made)}
     found = []
     for section, values in mine.items():

@@ -18,9 +18,7 @@ from mocokit.cli.app import app
 from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
 
 __all__ = ["app", "data", "evaluate", "machine", "main", "pretrain", "recipes", "studies"]
-from mocokit.cli import data, evaluate, machine, pretrain, report, studies
-from mocokit.cli.app import app
-from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
+from mocokit.cli import report
 
 __all__ = ["app", "data", "evaluate", "machine", "main", "pretrain", "report", "studies"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -101,6 +100,6 @@ def recorded(
     m: float,
 ) -> Iterator[tuple[UpdateQuery, Gather]]:
     """`recording` for a lab's own loop: gives the update and the gather to call in the place of the step's."""
-    state: Any = TrainState(pair, queue, update.optimiser, step)
+    state = TrainState(pair, queue, update.optimiser, step)
     with recording(recorder, state, [part], update, alone, m) as seams:
         yield seams
