@@ -25,7 +25,7 @@ from mocokit.evaluation.labelled import LabelledData, open_labelled
 from mocokit.evaluation.protocol import Ledger, plan_hash
 from mocokit.evaluation.showing import chosen_neighbours, neighbour_map, principal_map
 from mocokit.evaluation.verdict import Baseline, Verdict, verdict_line
-from mocokit.recipes import RECIPES, DataFacts
+from mocokit.recipes import RECIPES, DataFacts, default_backbone, default_queue_size
 from mocokit.reporting import card, plots
 from mocokit.reporting.page import data_url, png_url
 from mocokit.reporting.report import Facts, Mapped, Row, Setting, Shown, report_html, report_json
@@ -303,7 +303,12 @@ def _settings(config: RunConfig) -> list[Setting]:
     theirs: dict[str, Any] = {}
     if recipe is not None:
         made = recipe.make(DataFacts(config.data.images, config.views.size, config.encoder.backbone))
-        theirs = {field.name: dataclasses.asdict(getattr(made, field.name)) for field in dataclasses.fields(made)}
+        sections = ("views", "encoder", "contrast", "optim", "train")
+        theirs = {section: dataclasses.asdict(getattr(made, section)) for section in sections}
+        if "K" in made.fitted and config.contrast.has_queue:
+            theirs["contrast"]["K"] = default_queue_size(config.data.images, config.train.batch_size)
+        if "backbone" in made.fitted:
+            theirs["encoder"]["backbone"] = default_backbone(config.views.size)
     found = []
     for section, values in mine.items():
         if not isinstance(values, Mapping):
