@@ -492,7 +492,7 @@ def test_artefacts(both_labs: dict[str, LabResult], lab: str) -> None:
     arms = ARMS[lab]
     expected = {"inputs.npz", "config.json", "random-init.safetensors", "views.png", "training-and-probes.png"}
     expected |= {f"{arm}.safetensors" for arm in arms[1:]} | {"results.json", ".lock", "seeds"}
-    expected |= {"queue-trace.json"} if lab == "07" else set()
+    expected |= {"queue-trace.json", "trace.json"} if lab == "07" else set()
     assert {path.name for path in out.iterdir()} == expected
 
     assert tuple(results["scores"]) == arms

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api import predict as predict
     from mocokit.api import pretrain as pretrain
     from mocokit.api import recipe_sheet as recipe_sheet
+    from mocokit.api import report as report
     from mocokit.api import search_add as search_add
     from mocokit.api import search_app as search_app
     from mocokit.api import search_build as search_build
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api import search_query as search_query
     from mocokit.api import search_remove as search_remove
     from mocokit.api import search_serve as search_serve
+    from mocokit.api import stepper as stepper
     from mocokit.api.estimator import MoCoEncoder as MoCoEncoder
     from mocokit.contrast.encoders import Encoder as Encoder
     from mocokit.contrast.encoders import EncoderConfig as EncoderConfig
@@ -68,6 +70,19 @@ _WHERE = {
         "Plan", "ablate", "doctor", "embed", "evaluate", "export", "lab", "load", "load_run", "named_recipes",
         "pack", "plan", "pretrain", "recipe_sheet", "search_add", "search_app", "search_build", "search_duplicates",
         "search_eval", "search_page", "search_query", "search_remove", "search_serve",
+        "Plan", "ablate", "doctor", "evaluate", "lab", "load_run", "named_recipes", "pack", "plan", "pretrain",
+        "recipe_sheet",
+        "Plan",
+        "ablate",
+        "doctor",
+        "evaluate",
+        "lab",
+        "load_run",
+        "pack",
+        "plan",
+        "pretrain",
+        "report",
+        "stepper",
     ),
     "mocokit.api.estimator": ("MoCoEncoder",),
     "mocokit.contrast.encoders": ("Encoder", "EncoderConfig", "EncoderPair", "build_encoder"),

@@ -34,6 +34,7 @@ from mocokit.training.runlog import duration
 from mocokit.training.state import make_encoder
 
 DATA = "moved-digits"
+TRACE = "first,last"
 QUERIES, NEIGHBOURS = 8, 6
 AFTER = 60  # steps that the uninterrupted run goes on beyond the kill
 
@@ -45,7 +46,7 @@ def run_demo(out: Path, *, seed: int = 0, overwrite: bool = False) -> None:
     _say("1. Pretraining without labels on 1,100 handwritten digits, moved, turned and zoomed on a 24-px canvas.")
     killed_at = _train_until(out, seed, overwrite, lambda total: total // 8, signal.SIGKILL, monitor=True)
     print(f"   Killed with SIGKILL after step {killed_at}. Resuming it from its last checkpoint:", flush=True)
-    run = api.pretrain(DATA, out, resume=True, monitor=DATA, seed=seed)
+    run = api.pretrain(DATA, out, resume=True, monitor=DATA, trace=TRACE, seed=seed)
     _say("2. The same run once more, not interrupted, up to a little beyond that step: did the kill change anything?")
     execution = _same_execution(run)
     whole = _train_until(reference, seed, overwrite, lambda _: killed_at + AFTER, signal.SIGTERM, config=execution)
@@ -60,7 +61,10 @@ def run_demo(out: Path, *, seed: int = 0, overwrite: bool = False) -> None:
     )
     print(f"   {verdict_line(result.verdict)}")
     _neighbours(run)
-    _say(f"4. What lies where (the tour took {duration(time.perf_counter() - began)}):")
+    _say("4. The report, and a page of single steps with their real numbers:")
+    told = api.report(run, labelled=DATA, quiet=True)
+    steps = api.stepper(out)
+    _say(f"5. What lies where (the tour took {duration(time.perf_counter() - began)}):")
     for name, what in (
         ("results.png", "loss against its chance line; kNN on the validation digits over time"),
         ("samples/pairs0.png", "the two views of each digit that were really fed"),
@@ -70,6 +74,8 @@ def run_demo(out: Path, *, seed: int = 0, overwrite: bool = False) -> None:
         (f"checkpoints/step-{run.step}", "the encoder, the queue, the optimiser"),
     ):
         print(f"   {out / name.split(', ')[0]}  {what}")
+    print(f"   {told.html}  all of it on one page; open it in a browser, offline")
+    print(f"   {steps.path}  walk through training steps, follow a key, take the course")
     _say("The same with your own pictures:")
     print("   mocokit pretrain PHOTOS/ --out runs/photos          # any folder of images, no labels needed")
     print("   mocokit pretrain PHOTOS/ --out runs/photos --resume # after an interruption")
@@ -93,7 +99,7 @@ def _train_until(
     """Start a run as a child process, end it by a signal after `until(total steps)` steps; returns the steps logged."""
     command = [sys.executable, "-m", "mocokit", "pretrain", DATA, "--out", str(out), "--seed", str(seed)]
     command += ["--overwrite"] if overwrite else []
-    command += ["--monitor", DATA] if monitor else ["--quiet"]
+    command += ["--monitor", DATA, "--trace", TRACE] if monitor else ["--quiet"]
     command += ["--config", str(config)] if config else []
     log, status = out / "loss.jsonl", out / "status.json"
     started = time.time()

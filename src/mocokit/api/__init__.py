@@ -14,6 +14,7 @@ from mocokit.api.listing import RecipeSheet, named_recipes, recipe_sheet
 from mocokit.api.machine import doctor
 from mocokit.api.planning import Plan, plan
 from mocokit.api.pretraining import pretrain
+from mocokit.api.reporting import report
 from mocokit.api.searching import (
     search_add,
     search_build,
@@ -22,6 +23,7 @@ from mocokit.api.searching import (
     search_remove,
 )
 from mocokit.api.serving import search_app, search_page, search_serve
+from mocokit.api.stepping import stepper
 from mocokit.api.studies import ablate, lab
 from mocokit.training.run import Run, load_run
 
@@ -45,6 +47,7 @@ __all__ = [
     "predict",
     "pretrain",
     "recipe_sheet",
+    "report",
     "search_add",
     "search_app",
     "search_build",
@@ -55,5 +58,6 @@ __all__ = [
     "search_remove",
     "search_serve",
     "search_table",
+    "stepper",
     "table_and_verdict",
 ]

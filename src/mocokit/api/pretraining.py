@@ -53,6 +53,7 @@ import numpy as np
 from mocokit.api.opening import configure, open_images, options_from, read_config
 from mocokit.api.planning import key_life
 from mocokit.api.telling import announce, save_pairs
+from mocokit.api.tracing import planned, run_recorder
 from mocokit.contrast.batch_norm import batch_norms
 from mocokit.contrast.health import Classes, HealthProbe
 from mocokit.training.precision import num_threads
@@ -69,6 +70,7 @@ def pretrain(
     config_file: Path | None = None,
     monitor: str | None = None,
     track: Sequence[str] = (),
+    trace: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
@@ -81,7 +83,8 @@ def pretrain(
     data: a folder, a table (.csv, .txt, .parquet), .npz arrays or a generated set. options, or the same names as
     keywords (`epochs=20, queue_size=4096`): what changes in the recipe. monitor: labelled data whose validation
     split is read by kNN now and then, for the curve; labels never enter training. track: trackers (tensorboard, wandb,
-    mlflow) that get every number, in `out`/trackers. resume: continue the run in `out`
+    mlflow) that get every number, in `out`/trackers. trace: steps to record for the step viewer, as `plan_windows`
+    takes them; into `out`/trace.json. resume: continue the run in `out`
     exactly where its last checkpoint stands. overwrite: replace an earlier run there.
 
     Under torchrun every process calls this with the same arguments and they train together; rank 0 alone writes.
@@ -100,7 +103,7 @@ def pretrain(
     progress = runlog.Progress(quiet=quiet, silent=not first)
     with lock or contextlib.nullcontext(), open_ranks(rank_timeout) as ranks:
         try:
-            _pretrain(str(data), run, options, config_file, monitor, track, resume, progress, ranks)
+            _pretrain(str(data), run, options, config_file, monitor, track, trace, resume, progress, ranks)
         except BaseException as error:
             if first:
                 _record_failure(run, error)
@@ -146,6 +149,7 @@ def _pretrain(
     config_file: Path | None,
     monitor: str | None,
     track: Sequence[str],
+    trace: str | None,
     resume: bool,
     progress: runlog.Progress,
     ranks: Ranks,
@@ -203,10 +207,11 @@ def _pretrain(
         checkpoint_every=config.train.checkpoint_every,
         eval_every=config.train.eval_every,
     )
-    labelled = log = reading = tracker = probe = None
+    labelled = log = reading = tracker = probe = recorder = None
     with ranks.phase("making ready"):
         state = make_state(config, encoder)
         bn_shuffle(config.contrast, state, ranks)  # whether it can be done
+        windows = planned(trace, config, schedule.total_steps, ranks.size) if trace else []
         if ranks.first:
             labelled = _open_monitor(monitor, run, config) if monitor else None
             check_room(state, run.checkpoints)
@@ -238,6 +243,9 @@ def _pretrain(
                 )
                 stack.callback(tracker.close)
                 probe = _probe(loader, config, schedule, log.health_rows(), device)
+                if windows:
+                    recorder = run_recorder(windows, config, run, source.index, store, resumed_at=state.step)
+                    stack.callback(recorder.close)
         facts = {
             "config": config.digest(),
             "order": config.contrast.order,
@@ -271,6 +279,7 @@ def _pretrain(
                 stop=stop,
                 probe=probe,
                 **({"track": tracker.log} if tracker else {}),
+                recorder=recorder,
             )
         with ranks.phase("finishing"):
             if log is not None:

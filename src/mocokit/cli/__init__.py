@@ -13,7 +13,7 @@ import traceback
 from cyclopts import CycloptsError, UnusedCliTokensError
 from rich.console import Console
 
-from mocokit.cli import data, embed, evaluate, export, finetune, machine, pretrain, recipes, search, studies
+from mocokit.cli import data, embed, evaluate, export, finetune, machine, pretrain, recipes, report, search, studies
 from mocokit.cli.app import app
 from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
 from mocokit.training.launch import read_launch
@@ -29,6 +29,7 @@ __all__ = [
     "main",
     "pretrain",
     "recipes",
+    "report",
     "search",
     "studies",
 ]

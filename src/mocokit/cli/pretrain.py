@@ -24,6 +24,7 @@ def pretrain(
     config: Annotated[Path | None, Parameter(group=Group("Common", sort_key=1))] = None,
     monitor: Annotated[str | None, Parameter(group=OUTPUT)] = None,
     track: Annotated[list[str] | None, Parameter(group=OUTPUT, negative=())] = None,
+    trace: Annotated[str | None, Parameter(group=OUTPUT)] = None,
     resume: Annotated[bool, Flag] = False,
     overwrite: Annotated[bool, Flag] = False,
     dry_run: Annotated[bool, Flag] = False,
@@ -37,6 +38,7 @@ def pretrain(
 
         mocokit pretrain photos/ --out runs/photos
         mocokit pretrain photos/ --out runs/photos --resume
+        mocokit pretrain shapes --out runs/shapes -K 240 --batch-size 60 --trace first,last
         mocokit pretrain data.parquet --split train --out runs/a --epochs 20 --backbone resnet18 --image-size 64
         torchrun --nproc-per-node 2 -m mocokit pretrain photos/ --out runs/photos
 
@@ -53,6 +55,9 @@ def pretrain(
         Labelled data whose validation split is read by kNN now and then, for the curve. Never used in training.
     track
         Also give every number to tensorboard, wandb (offline) or mlflow (files), in OUT/trackers. Several may be given.
+    trace
+        Record steps for the step viewer (`mocokit stepper OUT`): first, full (the queue fills), last, a step (120),
+        steps (100-120), or several with commas.
     resume
         Continue the run in --out exactly where its last checkpoint stands.
     overwrite
@@ -89,6 +94,7 @@ def pretrain(
         config_file=config,
         monitor=monitor,
         track=track or (),
+        trace=trace,
         resume=resume,
         overwrite=overwrite,
         quiet=quiet,
@@ -142,7 +148,7 @@ def demo(
     """The whole tour on built-in data, offline, in about two minutes.
 
     Trains on 1,100 handwritten digits that were moved, turned and zoomed; is killed in the middle and resumed; is
-    scored against pixels and random weights; and leaves pictures.
+    scored against pixels and random weights; and leaves pictures, a report and a page of single steps.
 
     Parameters
     ----------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -199,6 +200,22 @@ def open_pixel_store(source: ImageSource, *, side: int, cache: Path, max_bad: fl
 def write_skipped(path: Path, skipped: Sequence[SkippedSample]) -> None:
     """One JSON object a line: row, name, reason. Names with odd bytes or control characters are escaped."""
     files.write_text(path, "".join(files.to_json(asdict(sample), indent=None) for sample in skipped))
+
+
+def read_skipped(path: Path) -> list[SkippedSample]:
+    """What `write_skipped` wrote; nothing where there is no file. Raises DamagedError naming the line."""
+    found: list[SkippedSample] = []
+    if not path.exists():
+        return found
+    with files.storage_errors(path, "read"):
+        lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            one = json.loads(line)
+            found.append(SkippedSample(row=int(one["row"]), name=str(one["name"]), reason=str(one["reason"])))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise DamagedError(f"Line {number} of {path} is not what mocokit wrote; the file was changed.") from error
+    return found
 
 
 # -------------------------------------------------------------------------------------------------- decoding

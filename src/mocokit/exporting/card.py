@@ -117,9 +117,7 @@ def _tuned_evaluation(trained: Trained) -> str:
     found = facts.get("test_accuracy")
     if not isinstance(found, float):
         return "None on record."
-    return (
-        f"As a classifier: {100 * found:.1f} % of the test images right. Nothing else on record."
-    )
+    return f"As a classifier: {100 * found:.1f} % of the test images right. Nothing else on record."
 
 
 def _training(run: Run) -> str:

@@ -55,7 +55,7 @@ def page(data: dict[str, Any]) -> tuple[str, str]:
 
 def server_page() -> tuple[str, str]:
     """The page that asks a server."""
-    return page({"strings": strings.table("search."), "limit": DecodeLimits().max_bytes})
+    return page({"strings": strings.table("search"), "limit": DecodeLimits().max_bytes})
 
 
 def static_page(index: SearchIndex, pictures: Pictures) -> str:
@@ -83,7 +83,7 @@ def static_page(index: SearchIndex, pictures: Pictures) -> str:
         "dim": index.neighbours.dim,
         "vectors": base64.b64encode(vectors.tobytes()).decode(),
     }
-    return page({"strings": strings.table("search."), "limit": 0, "saved": saved})[0]
+    return page({"strings": strings.table("search"), "limit": 0, "saved": saved})[0]
 
 
 def _hash(text: str) -> str:

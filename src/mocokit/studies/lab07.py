@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +20,10 @@ from torch.nn import functional as F
 from mocokit.contrast.encoders import Encoder, EncoderPair
 from mocokit.contrast.key_queue import NO_ID, KeyQueue, Keys
 from mocokit.contrast.losses import Contrast, Excluded, same_source
+from mocokit.contrast.parts import ViewPair
 from mocokit.studies.lab06 import train_in_batch
 from mocokit.studies.lab_run import LabRun, start
+from mocokit.studies.lab_trace import LabUpdate, lab_recorder, recorded
 from mocokit.studies.lab_views import ViewMaker
 from mocokit.studies.setting import (
     BATCH,
@@ -33,6 +36,7 @@ from mocokit.studies.setting import (
     as_one_vector_,
     two_threads,
 )
+from mocokit.training.trace import Recorder
 
 EPOCHS = 15
 K = 240
@@ -115,6 +119,8 @@ class TrainedMoco(Trained):
     key_encoder: Encoder
     queue: KeyQueue
     steps: list[QueueStep] = field(repr=False)
+    trace: dict[str, Any] | None = field(default=None, repr=False)
+    """What a recorder recorded, for the step viewer."""
 
 
 def train_moco(
@@ -125,17 +131,18 @@ def train_moco(
     *,
     epochs: int = EPOCHS,
     pieces: Pieces = Pieces(),
+    recorder: Recorder | None = None,
 ) -> TrainedMoco:
     """Momentum contrast (He et al. 2020) with a queue of 240 keys: EMA, keys, loss, query update, enqueue.
 
     images: float32 [S, 3, 16, 16]; train_ids: int64, the rows that may be seen. Both encoders start as `initial`,
-    which stays as it is.
+    which stays as it is. recorder: records the steps that it wants, and changes no bit.
     """
     maker = ViewMaker(images, seed)
     pair = EncoderPair(copy.deepcopy(initial))
     pair.train()
     theta_q, theta_k = as_one_vector_(pair.theta_q, gradient=True), as_one_vector_(pair.theta_k)
-    optimiser = adam(theta_q)
+    update = LabUpdate(adam(theta_q), theta_q)
     queue = KeyQueue(K, Z_DIM)
     nobody = torch.full((BATCH,), NO_ID)
     first_layer = pair.theta_q[0]
@@ -145,26 +152,26 @@ def train_moco(
     for _ in range(epochs):
         losses = []
         for ids, view_q, view_k in maker.epoch(train_ids):
-            # EMA: parameters of f_k follow f_q
-            pieces.ema_([theta_k], [theta_q], MOMENTUM)
-            # queries with gradient, keys without
-            q_ND = F.normalize(pair.query(view_q), dim=1)
-            with torch.no_grad():
-                k_ND = F.normalize(pair.key(view_k), dim=1)
-            # loss: own key against the keys of earlier steps, those of the same image left out
-            dictionary = pieces.read(queue)
-            if len(dictionary):
-                excluded = same_source(ids, nobody, dictionary)
-                contrast = pieces.loss(q_ND, k_ND, dictionary, T, excluded)
-            else:
-                contrast = warm_up(q_ND, k_ND)
-            # query update: the only gradient there is
-            optimiser.zero_grad(set_to_none=False)
-            torch.autograd.backward(contrast.loss)
-            optimiser.step()
-            # enqueue this step's keys; the oldest leave
-            scored_ids = dictionary.ids.tolist()  # before the queue changes: a snapshot is a view
-            queue.enqueue_(Keys(k_ND, ids, nobody), len(steps))
+            part = ViewPair(view_q, view_k, ids, nobody)
+            with recorded(recorder, pair, queue, update, part, len(steps), MOMENTUM) as (update_query_, gather):
+                # EMA: parameters of f_k follow f_q
+                pieces.ema_([theta_k], [theta_q], MOMENTUM)
+                # queries with gradient, keys without
+                q_ND = F.normalize(pair.query(view_q), dim=1)
+                with torch.no_grad():
+                    keys = gather(Keys(F.normalize(pair.key(view_k), dim=1), ids, nobody))
+                # loss: own key against the keys of earlier steps, those of the same image left out
+                dictionary = pieces.read(queue)
+                if len(dictionary):
+                    excluded = same_source(ids, nobody, dictionary)
+                    contrast = pieces.loss(q_ND, keys.vectors, dictionary, T, excluded)
+                else:
+                    contrast = warm_up(q_ND, keys.vectors)
+                # query update: the only gradient there is
+                update_query_([contrast])
+                # enqueue this step's keys; the oldest leave
+                scored_ids = dictionary.ids.tolist()  # before the queue changes: a snapshot is a view
+                queue.enqueue_(keys, len(steps))
             losses.append(contrast.loss.item())
             steps.append(_record(len(steps), ids, scored_ids, contrast, queue, pair))
         loss_history.append(float(np.mean(losses)))
@@ -175,6 +182,7 @@ def train_moco(
         key_encoder=pair.key,
         queue=queue,
         steps=steps,
+        trace=recorder.trace if recorder else None,
     )
 
 
@@ -254,7 +262,8 @@ def lab07(seeds: Streams, say: Callable[[str], None] = lambda text: None) -> Lab
         say("simclr: in-batch contrast, 40 epochs")
         in_batch = train_in_batch(initial, images, train_ids, seeds.in_batch)
         say("moco-toy: momentum contrast, 15 epochs")
-        moco = train_moco(initial, images, train_ids, seeds.moco)
+        recorder = lab_recorder(data, seeds.data, K=K, m=MOMENTUM, epochs=EPOCHS)
+        moco = train_moco(initial, images, train_ids, seeds.moco, recorder=recorder)
         check_queue(moco.steps)
         say("frozen readouts")
         return LabRun.of("07", seeds, data, initial, {"simclr": in_batch, "moco-toy": moco})

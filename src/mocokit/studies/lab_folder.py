@@ -48,6 +48,8 @@ OWNED = (
     "views.png",
     "training-and-probes.png",
     "queue-trace.json",
+    "trace.json",
+    "moco-steps.html",
     "results.json",
     "seeds.json",
     "seeds.txt",
@@ -224,6 +226,8 @@ def write_artefacts(out: Path, run: LabRun, results: dict[str, Any]) -> dict[str
             both = {"query.": trained.encoder, "key.": trained.key_encoder}
             _write_weights(out / f"{name}.safetensors", both, extra)
             files.write_json(out / "queue-trace.json", queue_trace(trained.steps))
+            if trained.trace is not None:
+                files.write_text(out / "trace.json", files.to_json(trained.trace, indent=None))
         else:
             _write_weights(out / f"{name}.safetensors", {"": trained.encoder})
     save_figure(views_figure(run), out / "views.png")

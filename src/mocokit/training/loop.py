@@ -27,6 +27,7 @@ from mocokit.training.distributed import Ranks
 from mocokit.training.optim import OptimConfig, lr_at
 from mocokit.training.runlog import Progress, RunLog, StepLine, duration
 from mocokit.training.state import TrainState
+from mocokit.training.trace import Recorder, recording
 
 SAME_EVERY = 100
 """Steps between comparisons of what the ranks hold."""
@@ -171,6 +172,7 @@ def run_training(
     stop: StopRequest,
     probe: HealthProbe | None = None,
     track: Callable[[Mapping[str, Any]], None] = lambda row: None,
+    recorder: Recorder | None = None,
 ) -> None:
     """Train from `state.step` to the end of the schedule.
 
@@ -178,8 +180,9 @@ def run_training(
     processes of the run; None for one alone. log: None on ranks that write nothing. save: commit a checkpoint; called
     on rank 0 alone. on_eval: measure the encoder, every `schedule.eval_every` epochs and at the end; its numbers join
     the epoch's row of metrics. name_of: names for a batch's ids, for error messages. probe: measures health now and
-    then. track: is given every row of metrics and of health. Raises InterruptedRunError after saving when a signal
-    came, DivergedError when the loss is not finite, RanksApartError when the ranks do not hold the same, RankLostError.
+    then. track: is given every row of metrics and of health. recorder: records the steps that it wants. Raises
+    InterruptedRunError after saving when a signal came, DivergedError when the loss is not finite, RanksApartError when
+    the ranks do not hold the same, RankLostError.
     """
     ranks = ranks or Ranks()
     take_step = step_of(contrast)
@@ -200,16 +203,17 @@ def run_training(
         filled = state.queue is not None and state.queue.fill > 0
         losses = len(parts) * contrast.losses_per_part
         update = QueryUpdate(state, lr, losses, lambda ids=batch.ids: name_of(ids), ranks)  # type: ignore[misc]
-        take_step(
-            state.pair,
-            state.queue,
-            parts,
-            scoring=scoring,
-            m=m,
-            step=state.step,
-            update_query_=update,
-            gather=ranks.gather,
-        )
+        with recording(recorder, state, parts, update, ranks.gather, m) as (update_query_, gather):
+            take_step(
+                state.pair,
+                state.queue,
+                parts,
+                scoring=scoring,
+                m=m,
+                step=state.step,
+                update_query_=update_query_,
+                gather=gather,
+            )
         line = StepLine(
             state.step,
             update.loss,

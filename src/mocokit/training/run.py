@@ -52,10 +52,10 @@ class Run:
         return encoder.eval()
 
 
-def load_run(path: Path, *, step: int | None = None) -> Run:
+def load_run(path: str | Path, *, step: int | None = None) -> Run:
     """Open a run with its newest checkpoint that verifies, or the one of `step`.
 
     Raises UsageError when the folder is no run, DamagedError when no checkpoint verifies or the named one does not.
     """
-    folder = open_run(path)
+    folder = open_run(Path(path))
     return Run(folder, from_yaml(folder.config), find_checkpoint(folder.checkpoints, step))

@@ -1,0 +1,141 @@
+"""What a trace file is: which steps a trace covers, how numbers are written, and how a file is read back.
+
+The schema is documented field by field in docs/trace.md. Numbers are those of the run: float32 arrays as base64 of
+their little-endian bytes, single numbers as the shortest decimal that reads back the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from mocokit import files
+from mocokit.errors import DamagedError, UsageError
+
+FORMAT, VERSION = "mocokit trace", 1
+MAX_QUERIES = 4
+"""At most so many queries of a step are recorded in full: their cosine with every key of the dictionary."""
+MAX_ROWS = 64
+"""At most so many queries of a step are recorded with their positive, loss, rank and hardest keys."""
+MAX_STEPS = 400
+"""A window has at most so many steps: a whole life of 256 steps (65,536 keys, 256 a step) fits, with room."""
+DETAILED = 36
+"""A window of more steps than this is recorded in detail at its start, middle and end, and lightly in between."""
+COSINE_BYTES, PICTURE_BYTES, THUMBNAIL = 1_400_000, 600_000, 32
+"""Bounds of a trace file, in bytes of base64; the longer side of its pictures in pixels."""
+MAX_FILE_BYTES = 8_000_000
+"""A file longer than this is no trace of ours and is not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Consecutive steps start ... stop - 1, and which of them are recorded in detail."""
+
+    name: str
+    start: int
+    stop: int
+    detailed: frozenset[int]
+
+
+def plan_windows(text: str, *, life: float, total_steps: int) -> list[Window]:
+    """The windows that `--trace` asks for, ascending and apart.
+
+    text: `first` (from the first step through a key's whole life to its eviction), `full` (around the step that fills
+    the queue), `last`, a step `120`, steps `100-120`, or several with commas. life: steps that a key stays in the
+    queue, K / keys of a step. Raises UsageError naming the word that can't be read or lies outside the run.
+    """
+    length = math.ceil(life) + 2
+    if length > MAX_STEPS:
+        length = MAX_STEPS
+    found: list[Window] = []
+    for word in text.split(","):
+        start, stop, name = _bounds(word.strip(), length, math.ceil(life), total_steps)
+        found.append(Window(name, start, stop, frozenset()))
+    found.sort(key=lambda window: window.start)
+    apart: list[Window] = []
+    for window in found:
+        if apart and window.start <= apart[-1].stop:
+            before = apart.pop()
+            name = before.name if window.name in before.name.split(", ") else f"{before.name}, {window.name}"
+            window = Window(name, before.start, max(before.stop, window.stop), frozenset())
+        apart.append(window)
+    total = sum(window.stop - window.start for window in apart)
+    if total > 2 * MAX_STEPS:
+        raise UsageError(f"--trace {text} covers {total} steps; at most {2 * MAX_STEPS} are recorded. Name fewer.")
+    return [Window(w.name, w.start, w.stop, _detailed(w.start, w.stop, DETAILED // len(apart))) for w in apart]
+
+
+def _bounds(word: str, length: int, life: int, total_steps: int) -> tuple[int, int, str]:
+    length = min(length, total_steps)
+    if word == "first":
+        return 0, length, word
+    if word == "last":
+        return total_steps - length, total_steps, word
+    if word == "full":
+        start = max(min(life - 2, total_steps - length), 0)
+        return start, start + length, word
+    match = re.fullmatch(r"(\d{1,12})(?:-(\d{1,12}))?", word)
+    if match is None:
+        raise UsageError(f"--trace takes first, full, last, a step (120) or steps (100-120), not {word[:40]!r}.")
+    start, last = int(match[1]), int(match[2] or match[1])
+    if not start <= last < total_steps:
+        raise UsageError(f"--trace {word[:40]}: the run has the steps 0 to {total_steps - 1}. Name steps among them.")
+    if last - start >= MAX_STEPS:
+        raise UsageError(f"--trace {word[:40]} covers {last - start + 1} steps; at most {MAX_STEPS} are recorded.")
+    return start, last + 1, word
+
+
+def _detailed(start: int, stop: int, count: int) -> frozenset[int]:
+    """All steps of a short window; else as many at the start, in the middle and at the end as make `count`."""
+    if stop - start <= max(count, 3):
+        return frozenset(range(start, stop))
+    third = max(count // 3, 1)
+    middle = (start + stop - third) // 2
+    return frozenset([*range(start, start + third), *range(middle, middle + third), *range(stop - third, stop)])
+
+
+def queries_in_full(detailed: int, N: int, K: int) -> int:
+    """How many queries of a step fit the size bound in full, 1 to 4; N queries a step, K keys."""
+    room = COSINE_BYTES / (max(detailed, 1) * K * 4 * 4 / 3)
+    return int(max(1, min(MAX_QUERIES, N, room)))
+
+
+def pack(values: Tensor | npt.NDArray[Any]) -> str:
+    """float32 values as base64 of their little-endian bytes, row by row."""
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    return base64.b64encode(np.ascontiguousarray(array, "<f4").tobytes()).decode("ascii")
+
+
+def unpack(text: str, *shape: int) -> npt.NDArray[np.float32]:
+    """What `pack` wrote, as float32 of that shape (one side may be -1)."""
+    return np.frombuffer(base64.b64decode(text), "<f4").reshape(shape)
+
+
+def read_trace(path: Path) -> dict[str, Any]:
+    """A trace file. Raises UsageError when there is none, DamagedError when it isn't one this version can show."""
+    if not path.is_file():
+        raise UsageError(f"{path} is missing: the run recorded no trace. Train it with `--trace first`.")
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise DamagedError(f"{path} is too long for a trace ({path.stat().st_size} bytes). Record it again.")
+    found = files.read_json(path)
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise DamagedError(f"{path} is no trace of mocokit's. Record one with `mocokit pretrain ... --trace first`.")
+    if found.get("version") != VERSION:
+        raise DamagedError(
+            f"{path} is a trace of version {found.get('version')!r}; this mocokit reads version {VERSION}. "
+            "Use the version that wrote it, or record it again."
+        )
+    if not all(isinstance(found.get(name), kind) for name, kind in _PARTS.items()):
+        raise DamagedError(f"{path} lacks a part of a trace; the file was changed. Record it again.")
+    return found
+
+
+_PARTS = {"source": dict, "config": dict, "images": list, "windows": list}
