@@ -21,7 +21,8 @@ from mocokit.contrast.steps import ContrastConfig, step_of
 from mocokit.errors import UsageError
 from mocokit.reporting.page import Speaker
 from mocokit.reporting.stepper import step_source, stepper_html
-from mocokit.training.loop import QueryUpdate, alone, micro_batches
+from mocokit.training.distributed import Ranks
+from mocokit.training.loop import QueryUpdate, micro_batches
 from mocokit.training.optim import OptimConfig, build_optimizer
 from mocokit.training.state import TrainState
 from mocokit.training.trace import Pictured, Recorder, recording
@@ -57,9 +58,9 @@ def large_trace(K: int = 4096, N: int = 256, *, name: str = "picture", **contras
     for step in range(windows[0].stop):
         x_q, x_k = torch.randn(2, N, 3, 8, 8, generator=torch.Generator().manual_seed(step))
         ids = (torch.arange(N) + N * step) % 3000
-        parts = micro_batches(Pictures(x_q, x_k, ids, torch.full((N,), -1)), 1, config)
+        parts = micro_batches(Pictures(x_q, x_k, ids, torch.full((N,), -1)), 1)
         update = QueryUpdate(state, optim.lr, 1, lambda: "")
-        with recording(recorder, state, parts, update, alone, 0.99) as (updating, gather):
+        with recording(recorder, state, parts, update, Ranks().gather, 0.99) as (updating, gather):
             step_of(config)(
                 pair,
                 state.queue,

@@ -17,7 +17,8 @@ from mocokit.contrast.encoders import EncoderConfig, EncoderPair, build_encoder
 from mocokit.contrast.key_queue import KeyQueue
 from mocokit.contrast.steps import ContrastConfig, step_of
 from mocokit.errors import DamagedError, UsageError
-from mocokit.training.loop import QueryUpdate, alone, micro_batches
+from mocokit.training.distributed import Ranks
+from mocokit.training.loop import QueryUpdate, micro_batches
 from mocokit.training.optim import OptimConfig, build_optimizer
 from mocokit.training.state import TrainState
 from mocokit.training.trace import Pictured, Recorder, recording
@@ -63,12 +64,12 @@ def record(steps: int = 7, *, recorded: bool = True, accumulate: int = 1, K: int
     )
     seen = []
     for _ in range(steps):
-        parts = micro_batches(batch(state.step), accumulate, config)
+        parts = micro_batches(batch(state.step), accumulate)
         update = QueryUpdate(state, optim.lr, len(parts) * config.losses_per_part, lambda: "")
         before = {name: t.clone() for name, t in state.queue.tensors().items()}
         theta = [p.detach().clone() for p in pair.theta_q], [p.clone() for p in pair.theta_k]
         m = config.m_at(state.step, steps)
-        with recording(recorder if recorded else None, state, parts, update, alone, m) as (updating, gather):
+        with recording(recorder if recorded else None, state, parts, update, Ranks().gather, m) as (updating, gather):
             step_of(config)(
                 pair,
                 state.queue,
