@@ -18,7 +18,7 @@ from mocokit.contrast.key_queue import KeyQueue
 from mocokit.contrast.steps import ContrastConfig, step_of
 from mocokit.errors import DamagedError, UsageError
 from mocokit.training.distributed import Ranks
-from mocokit.training.loop import QueryUpdate, bn_shuffle, micro_batches
+from mocokit.training.loop import QueryUpdate, micro_batches
 from mocokit.training.optim import OptimConfig, build_optimizer
 from mocokit.training.state import TrainState
 from mocokit.training.trace import Pictured, Recorder, recording
@@ -64,7 +64,7 @@ def record(steps: int = 7, *, recorded: bool = True, accumulate: int = 1, K: int
     )
     seen = []
     for _ in range(steps):
-        parts = micro_batches(batch(state.step), accumulate, bn_shuffle(config, state, Ranks()))
+        parts = micro_batches(batch(state.step), accumulate)
         update = QueryUpdate(state, optim.lr, len(parts) * config.losses_per_part, lambda: "")
         before = {name: t.clone() for name, t in state.queue.tensors().items()}
         theta = [p.detach().clone() for p in pair.theta_q], [p.clone() for p in pair.theta_k]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ def run_recorder(
         return Pictured(spoken(index.names[row]), label, np.ascontiguousarray(pixels))
 
     path = run.path / "trace.json"
-    source = {"kind": "run", "name": run.path.name, "data": config.data.spec, "config": config.digest()}
+    source = {"kind": "run", "name": run.path.name, "data": Path(config.data.spec).name, "config": config.digest()}
     source["mocokit"] = __version__
     return Recorder(
         windows,
