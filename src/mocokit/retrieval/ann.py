@@ -26,7 +26,7 @@ AUTO_EXACT = 200_000
 HNSW_LINKS = 16
 HNSW_CONSTRUCTION = 80
 TARGET_RECALL = 0.98
-"""Of stored vectors, which a graph finds more easily than new ones: at 0.985 new ones had 0.953 (HNSW, 100,000 vectors)."""
+"""Of stored vectors, which a graph finds more easily than new ones: 0.985 and 0.953 (HNSW, 100,000 vectors)."""
 PROBES = 500
 """Queries on which recall against exact search is measured."""
 FEW = 50_000
