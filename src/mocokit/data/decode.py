@@ -148,6 +148,41 @@ def picture_size(data: bytes, limits: DecodeLimits | None = None) -> tuple[int, 
         return image.size[1], image.size[0]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureFacts:
+    """What a picture is before it is decoded: as its header says."""
+
+    format: str
+    """One of FORMATS."""
+    mode: str
+    """Pillow's mode."""
+    height: int
+    """As stored, in pixels, before orientation."""
+    width: int
+    """The same."""
+    orientation: int
+    """EXIF orientation, 1 to 8; 1 where there is none."""
+    animated: bool
+    """More than one frame or page, of which the first is taken."""
+
+
+def picture_facts(data: bytes, limits: DecodeLimits | None = None) -> PictureFacts:
+    """What the header says, with nothing decoded. Raises UnreadableImageError as `decode` does."""
+    limits = limits or DecodeLimits()
+    _check_bytes(data, limits)
+    with _reading(data):
+        image = _open(data)
+        _check_pixels(image.size, limits)
+        return PictureFacts(
+            format=image.format or "",
+            mode=image.mode,
+            height=image.size[1],
+            width=image.size[0],
+            orientation=_orientation(image),
+            animated=_animated(image),
+        )
+
+
 def _check_bytes(data: bytes, limits: DecodeLimits) -> None:
     if not data:
         raise UnreadableImageError("empty file")
@@ -209,6 +244,14 @@ def _orientation(image: Image.Image) -> int:
     except _BAD_FILE:
         return 1
     return value if isinstance(value, int) else 1
+
+
+def _animated(image: Image.Image) -> bool:
+    """Whether there is a second frame; a broken one counts for nothing, since the first is taken."""
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except _BAD_FILE:
+        return False
 
 
 def to_rgb(image: Image.Image, background: tuple[int, int, int]) -> UInt8Array:
