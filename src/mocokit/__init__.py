@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api import Plan as Plan
     from mocokit.api import ablate as ablate
+    from mocokit.api import check as check
     from mocokit.api import doctor as doctor
     from mocokit.api import embed as embed
     from mocokit.api import evaluate as evaluate
@@ -85,6 +86,7 @@ _WHERE = {
         "stepper",
     ),
     "mocokit.api.estimator": ("MoCoEncoder",),
+    "mocokit.api": ("Plan", "ablate", "check", "doctor", "evaluate", "lab", "load_run", "pack", "plan", "pretrain"),
     "mocokit.contrast.encoders": ("Encoder", "EncoderConfig", "EncoderPair", "build_encoder"),
     "mocokit.contrast.key_queue": ("KeyQueue", "Keys"),
     "mocokit.contrast.losses": ("info_nce", "same_source"),

@@ -68,6 +68,7 @@ _PLACES: dict[str, tuple[str, str]] = {
     "split": ("data", "split"),
     "label_column": ("data", "label_column"),
     "group_column": ("data", "group_column"),
+    "exclude": ("data", "exclude"),
     "max_bad": ("data", "max_bad"),
     "device": ("execution", "device"),
     "threads": ("execution", "threads"),
@@ -77,7 +78,7 @@ _PLACES: dict[str, tuple[str, str]] = {
 }
 """Where each flag goes; recipe, image_size, views, crop_min and blur are handled by name."""
 
-DATA_FACTS = ("spec", "split", "images", "index_hash")
+DATA_FACTS = ("spec", "split", "images", "index_hash", "exclude_sha256")
 """What a run's config.yaml records about its own data. In a file for another run they say nothing."""
 
 
@@ -150,11 +151,14 @@ def assemble(
     side_for: Callable[[int], int],
     split: str | None,
     index_hash: str,
+    exclude_sha256: str | None = None,
 ) -> RunConfig:
     """The whole configuration of a new run.
 
     images, native_side: how many pictures there are, and their longer side in pixels. side_for: the canvas side
-    for a view size. split: the one that is used. A recipe is a starting point wherever it is named; after it the
+    for a view size. split: the one that is used. exclude_sha256: of the list of samples left out.
+
+    A recipe is a starting point wherever it is named; after it the
     file's values count, and over them the flags (`--views` replaces the file's whole section). Raises UsageError
     naming the key or flag and the value.
     """
@@ -171,7 +175,14 @@ def assemble(
     backbone = given.get("backbone", from_file.get("encoder", {}).get("backbone"))
     recipe = RECIPES[name].make(DataFacts(images, size, backbone))
     sections: dict[str, Any] = {
-        "data": DataConfig(spec=spec, split=split, side=side_for(size), images=images, index_hash=index_hash),
+        "data": DataConfig(
+            spec=spec,
+            split=split,
+            side=side_for(size),
+            images=images,
+            index_hash=index_hash,
+            exclude_sha256=exclude_sha256,
+        ),
         "views": recipe.views,
         "encoder": recipe.encoder,
         "contrast": recipe.contrast,

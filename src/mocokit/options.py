@@ -98,6 +98,8 @@ class PretrainOptions:
     "Column of a CSV or Parquet table that holds the label. Labels never enter training."
     group_column: Annotated[str | None, _in(_DATA)] = None
     "Column that holds the group (patient, product, video)."
+    exclude: Annotated[str | None, _in(_DATA)] = None
+    "A list of samples to leave out, as `mocokit check --write-exclude` makes it."
     views: Annotated[str | None, _in(_DATA)] = None
     "Augmentation recipe: moco-v1, moco-v2, simclr, byol or mnist-like (small gray images)."
     crop_min: Annotated[float | None, _in(_DATA)] = None

@@ -4,6 +4,7 @@ Each function does what the command of the same name does, prints progress to st
 of the errors of `mocokit.errors`.
 """
 
+from mocokit.api.checking import Check, check
 from mocokit.api.data import pack
 from mocokit.api.embedding import embed
 from mocokit.api.evaluating import evaluate, table_and_verdict
@@ -29,10 +30,12 @@ from mocokit.training.run import Run, load_run
 
 __all__ = [
     "Exported",
+    "Check",
     "Plan",
     "RecipeSheet",
     "Run",
     "ablate",
+    "check",
     "doctor",
     "embed",
     "evaluate",

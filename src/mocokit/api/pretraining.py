@@ -50,7 +50,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mocokit.api.opening import configure, open_images, options_from, read_config
+from mocokit.api.opening import configure, options_from, read_config, reopen_images
 from mocokit.api.planning import key_life
 from mocokit.api.telling import announce, save_pairs
 from mocokit.api.tracing import planned, run_recorder
@@ -314,7 +314,7 @@ def _check_shares(config: RunConfig, ranks: Ranks) -> None:
 
 def _same_images(data: str, config: RunConfig) -> tuple[ImageSource, RunConfig]:
     """The images of a run that goes on. Raises DataError unless they are those it started with."""
-    source, _ = open_images(data, config.data.split, config.data.label_column, config.data.group_column)
+    source = reopen_images(data, config.data)
     if source.index.hash != config.data.index_hash:
         raise DataError(
             f"The images of {source.name} are not those the run started with ({config.data.images} then, "

@@ -33,6 +33,12 @@ __all__ = [
     "search",
     "studies",
 ]
+__all__ = ["app", "data", "evaluate", "machine", "main", "pretrain", "recipes", "studies"]
+from mocokit.cli import check, data, evaluate, machine, pretrain, studies
+from mocokit.cli.app import app
+from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
+
+__all__ = ["app", "check", "data", "evaluate", "machine", "main", "pretrain", "studies"]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -24,6 +24,7 @@ def pack(
     label_column: Annotated[str | None, Parameter(group="Data")] = None,
     group_column: Annotated[str | None, Parameter(group="Data")] = None,
     max_bad: Annotated[float, Parameter(group="Data")] = 0.01,
+    exclude: Annotated[Path | None, Parameter(group="Data")] = None,
     json: Annotated[bool, Flag] = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), group=OUTPUT)] = False,
 ) -> None:
@@ -56,6 +57,8 @@ def pack(
         Column that holds the group (patient, product).
     max_bad
         Share of unreadable images above which it stops. They are named in skipped.jsonl.
+    exclude
+        A list of samples to leave out, as `mocokit check --write-exclude` makes it.
     json
         Print the result as JSON.
     quiet
@@ -73,6 +76,7 @@ def pack(
         label_column=label_column,
         group_column=group_column,
         max_bad=max_bad,
+        exclude=exclude,
         quiet=quiet,
     )
     if json:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -85,7 +86,7 @@ class Audit:
         found: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for a, b in self.twin_pairs():
             if self.parts[a] != self.parts[b]:
-                a, b = sorted((a, b), key=lambda row: order[self.parts[row]])  # noqa: PLW2901
+                a, b = sorted((a, b), key=lambda row: order[self.parts[row]])
                 found.setdefault((self.parts[a], self.parts[b]), []).append((a, b))
         return found
 
@@ -171,7 +172,9 @@ def audit(
         before = sum(len(done.small) for done in prints)
         prints.append(
             take_fingerprints(
-                one, workers=workers, progress=lambda done, _, before=before: say("reading images", before + done, total)
+                one,
+                workers=workers,
+                progress=partial(_read_so_far, say, before, total),
             )
         )
     readable = np.concatenate([one.readable for one in prints])
@@ -207,6 +210,10 @@ def audit(
         same_pixels=same_pixels,
         near=_near(joint, one_each, parts, proposals, say),
     )
+
+
+def _read_so_far(say: Progress, before: int, total: int, done: int, _rows: int) -> None:
+    say("reading images", before + done, total)
 
 
 def _texts(sources: tuple[ImageSource, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

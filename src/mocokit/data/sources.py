@@ -19,6 +19,7 @@ import numpy.typing as npt
 from mocokit.data.arrays import array_index, open_npz, picture_reader
 from mocokit.data.blobs import public_name
 from mocokit.data.decode import DecodeLimits, UnreadableImageError, decode
+from mocokit.data.exclusion import read_exclude
 from mocokit.data.generated import GENERATED
 from mocokit.data.index import SampleIndex
 from mocokit.data.manifest import Columns, read_csv, read_list
@@ -70,6 +71,7 @@ def open_source(
     follow_outside: bool = False,
     seed: int = 0,
     limits: DecodeLimits | None = None,
+    exclude: str | os.PathLike[str] | None = None,
 ) -> ImageSource:
     """Open a folder, manifest (.csv, .txt), .parquet, .npz, tar shards, array [S, ...] or a generated set (`digits`).
 
@@ -78,7 +80,7 @@ def open_source(
     Shards are a .tar, a folder of nothing but .tar files, `name-{0000..0011}.tar`, or a URL of these. `label_column`
     also chooses among the labels of a generated set that has several. `root` is what a manifest's paths are relative
     to (its own folder otherwise). `follow_outside` follows links that lead out of a folder. `seed` is the generated
-    sets'.
+    sets'. `exclude` is a list of samples to leave out (`mocokit check --write-exclude`, `data.exclusion`).
 
     Raises UsageError for a name that is neither a path nor a generated set, or for arguments that the kind of data
     has no use for; DataError for data that can't be used or a split that isn't there.
@@ -104,6 +106,8 @@ def open_source(
         source = _open_shards(str(spec), options)
     else:
         source = _open_path(Path(spec), options)
+    if exclude is not None:
+        source = source.subset(read_exclude(Path(exclude)).kept(source.index))
     return source if split is None else source.subset(source.index.rows_of(split))
 
 

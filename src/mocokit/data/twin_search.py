@@ -7,6 +7,7 @@ ones loosely, the last one strictly.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,20 +16,23 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from mocokit.data.fingerprints import LARGE, SMALL, Pictures, UInt8Array, perceptual_hash
+from mocokit.data.fingerprints import LARGE, SMALL, Pictures, UInt8Array, perceptual_hash, thumbnail
+from mocokit.data.pixels import PixelStore
 from mocokit.data.twins import Likeness, compare
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-NEIGHBOURS = 8
+NEIGHBOURS = 5
 """Proposals for each picture. Larger families of twins are joined by what their members find."""
 HAMMING = 80
 """Of 255 bits. Copies at half size, JPEG quality 60 and 1.2 times as bright stay below on nearly all real pictures."""
-STRUCTURE_LARGE, COLOUR_LARGE = 0.97, 5.0
-STRUCTURE_SMALL, COLOUR_SMALL = 0.96, 17.0  # on 32 pixels compression shifts colours much further
-_COARSE = (0.70, 40.0), (0.85, 25.0)  # structure and colour that let a pair through at 16 and at 32 pixels
-_BATCH = 64
+LARGE_LIMITS = (0.97, 5.0, 2.3)
+"""Structure at least, colour and cast at most, for pictures that are compared at 64 pixels."""
+SMALL_LIMITS = (0.96, 17.0, math.inf)
+"""For smaller ones, compared at 32: compression shifts their colours much further."""
+_COARSE = (0.88, 25.0, math.inf), (0.92, 15.0, math.inf)  # what lets a pair through at 16 and at 32 pixels
+_BATCH = 32
 _CACHED = 16_384  # large thumbnails held at once: 200 MB
 
 
@@ -58,6 +62,41 @@ def find_twins(
     return verify(pictures, propose(hashes, first, second), progress=progress)
 
 
+def twins_across(
+    store: PixelStore, first: Ints, second: Ints, *, progress: Callable[[int, int], None] | None = None
+) -> list[tuple[int, int]]:
+    """(row of `first`, row of `second`) for every two pictures of a pixel store that are one picture.
+
+    first, second: rows int64 without a row in common (the test and the training images). What the store keeps of a
+    picture is compared, at most 64 x 64 of it. progress: called with (pairs verified, pairs).
+    """
+    ones = set(first.tolist())
+    pictures = _Stored(store, np.concatenate([first, second]))
+    return sorted(
+        (twin.first, twin.second) if twin.first in ones else (twin.second, twin.first)
+        for twin in find_twins(pictures, first, second, progress=progress)
+    )
+
+
+class _Stored:
+    """The pictures of a pixel store; thumbnails of `rows` only."""
+
+    def __init__(self, store: PixelStore, rows: Ints) -> None:
+        self._store = store
+        self.small = np.zeros((len(store), SMALL, SMALL, 3), np.uint8)
+        self.longer = store.extents.max(1).astype(np.int64)
+        for row in rows.tolist():
+            self.small[row] = thumbnail(self._picture(row), SMALL)
+
+    def _picture(self, row: int) -> UInt8Array:
+        height, width = self._store.extents[row].tolist()
+        return self._store.pixels[row, :, :height, :width].transpose(1, 2, 0)
+
+    def large(self, row: int) -> UInt8Array:
+        """[64, 64, 3]."""
+        return thumbnail(self._picture(row), LARGE)
+
+
 def propose(hashes: UInt8Array, first: Ints, second: Ints | None = None) -> Ints:
     """Pairs [P, 2] of rows whose hashes (uint8 [S, 32], of all rows) are near: each once, the smaller row first."""
     base = first if second is None else second
@@ -76,14 +115,13 @@ def each_once(pairs: Ints) -> Ints:
     return np.unique(np.sort(pairs.reshape(-1, 2), axis=1), axis=0)
 
 
-def verify(
-    pictures: Pictures, pairs: Ints, *, progress: Callable[[int, int], None] | None = None
-) -> list[Twin]:
+def verify(pictures: Pictures, pairs: Ints, *, progress: Callable[[int, int], None] | None = None) -> list[Twin]:
     """The pairs [P, 2] of rows that are one picture, in their order."""
     small = pictures.small
 
     def coarse(rows: Ints) -> UInt8Array:
-        return small[rows].reshape(-1, SMALL // 2, 2, SMALL // 2, 2, 3).mean((2, 4)).astype(np.uint8)
+        halved: UInt8Array = small[rows].reshape(-1, SMALL // 2, 2, SMALL // 2, 2, 3).mean((2, 4)).astype(np.uint8)
+        return halved
 
     done, total = 0, len(pairs)
 
@@ -94,18 +132,18 @@ def verify(
             progress(done, total)
 
     alike = _compare(pairs, coarse)
-    passed = _within(alike, *_COARSE[0])
+    passed = _within(alike, _COARSE[0])
     tell(int((~passed).sum()))
     pairs = pairs[passed]
     alike = _compare(pairs, lambda rows: small[rows])
     fine = pictures.longer[pairs].min(1, initial=LARGE) >= LARGE
-    found = _twins(pairs, alike, ~fine & _within(alike, STRUCTURE_SMALL, COLOUR_SMALL))
-    passed = fine & _within(alike, *_COARSE[1])
+    found = _twins(pairs, alike, ~fine & _within(alike, SMALL_LIMITS))
+    passed = fine & _within(alike, _COARSE[1])
     tell(int((~passed).sum()))
     pairs = pairs[passed]
     album = _Album(pictures.large)
     alike = _compare(pairs, album.stack, tell)
-    found += _twins(pairs, alike, _within(alike, STRUCTURE_LARGE, COLOUR_LARGE))
+    found += _twins(pairs, alike, _within(alike, LARGE_LIMITS))
     return sorted(found, key=lambda twin: (twin.first, twin.second))
 
 
@@ -113,27 +151,24 @@ def _compare(
     pairs: Ints, thumbnails: Callable[[Ints], UInt8Array], tell: Callable[[int], None] | None = None
 ) -> Likeness:
     none = np.zeros(0, np.float32)
-    parts = [Likeness(none, none)]
+    parts = [Likeness(none, none, none)]
     for start in range(0, len(pairs), _BATCH):
         part = pairs[start : start + _BATCH]
         parts.append(compare(thumbnails(part[:, 0]), thumbnails(part[:, 1])))
         if tell is not None:
             tell(len(part))
-    return Likeness(
-        np.concatenate([part.structure for part in parts]), np.concatenate([part.colour for part in parts])
-    )
+    return Likeness(*(np.concatenate([getattr(part, name) for part in parts]) for name in Likeness.__slots__))
 
 
-def _within(alike: Likeness, structure: float, colour: float) -> Bools:
-    return (alike.structure >= structure) & (alike.colour <= colour)
+def _within(alike: Likeness, limits: tuple[float, float, float]) -> Bools:
+    structure, colour, cast = limits
+    return (alike.structure >= structure) & (alike.colour <= colour) & (alike.cast <= cast)
 
 
 def _twins(pairs: Ints, alike: Likeness, chosen: Bools) -> list[Twin]:
     return [
         Twin(int(a), int(b), float(structure), float(colour))
-        for (a, b), structure, colour in zip(
-            pairs[chosen], alike.structure[chosen], alike.colour[chosen], strict=True
-        )
+        for (a, b), structure, colour in zip(pairs[chosen], alike.structure[chosen], alike.colour[chosen], strict=True)
     ]
 
 

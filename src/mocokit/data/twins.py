@@ -11,6 +11,8 @@ with either of the two as A, whichever leaves less (a copy may have lost its sha
   of black or white areas are left out: every picture with the same frame or silhouette agrees there.
 - `colour`: what is left of A - clip(g B + o) after blurring, in levels of 0..255, at its 98th percentile. Compression
   noise averages out, another colour of the same shirt stays.
+- `cast`: the mean of A - clip(g B + o) in the channel where it is largest, over the places that nothing clipped: what
+  is left of a slight change of colour all over, where `colour` can't tell it from compression.
 
 Pictures that were cropped, turned, mirrored or recoloured count as different ones.
 """
@@ -28,15 +30,17 @@ Bools = npt.NDArray[np.bool_]
 
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)
 _DARK, _LIGHT = 12.0, 243.0  # levels beyond which a place may be clipped
+_GAINS, _SHIFT = (0.4, 2.5), 80.0  # what still counts as brighter, darker, softer or harder
 _TINY = np.float32(1e-6)
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """How alike n pairs are, float32 [n] each; explained at the top. Identical pictures have structure 1, colour 0."""
+    """How alike n pairs are, float32 [n] each; explained at the top. Identical pictures have 1, 0, 0."""
 
     structure: Floats
     colour: Floats
+    cast: Floats
 
 
 def compare(first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8]) -> Likeness:
@@ -50,9 +54,11 @@ def compare(first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8]) -> Like
     inside[inside.mean((1, 2)) < 0.03] = True
     soft = _blur(side, 1.2)
     A, predicted, gain = _explain(_apply(soft, one), _apply(soft, two), rim)
+    left = ((A - predicted) / np.sqrt(gain)[:, None, None, None]).astype(np.float32)
     return Likeness(
         structure=_structure(A @ _GREY, predicted @ _GREY, inside),
-        colour=_colour((A - predicted) / np.sqrt(gain)[:, None, None, None], rim),
+        colour=_colour(left, rim),
+        cast=_cast(A, predicted, left, inside),
     )
 
 
@@ -74,12 +80,12 @@ def _explain(one: Floats, two: Floats, rim: Bools) -> tuple[Floats, Floats, Floa
     swap, gain, shift = np.zeros(n, np.bool_), np.ones(n, np.float32), np.zeros(n, np.float32)
     for swapped, (Y, X) in enumerate((few, few[::-1])):
         # Where Y is not clipped. X may well be, but then it is not the one that Y was made from.
-        free = (Y.min(2) > _DARK) & (Y.max(2) < _LIGHT) & keep
+        free = (_fold(np.minimum, Y) > _DARK) & (_fold(np.maximum, Y) < _LIGHT) & keep
         free[free.mean(1) < 0.01] = True
         for offset in (True, False):
             g, o = _fit(Y, X, free, offset=offset)
             miss = Y - np.clip(g[:, None, None] * X + o[:, None, None], 0, 255)
-            left = (np.square(miss).sum(2) * keep).sum(1) / g
+            left = (_fold(np.add, np.square(miss)) * keep).sum(1) / g
             better = left < least
             least[better], swap[better] = left[better], bool(swapped)
             gain[better], shift[better] = g[better], o[better]
@@ -95,15 +101,16 @@ def _fit(Y: Floats, X: Floats, free: Bools, *, offset: bool) -> tuple[Floats, Fl
         total = 3 * weight.sum(1) + _TINY
         mean_x, mean_y = (np.matmul(weight[:, None], Z)[:, 0].sum(1) / total * offset for Z in (X, Y))
         dx, dy = X - mean_x[:, None, None], Y - mean_y[:, None, None]
-        xx = (np.square(dx).sum(2) * weight).sum(1)
-        xy = ((dx * dy).sum(2) * weight).sum(1)
-        gain = np.clip((xy + total) / (xx + total), 0.25, 4.0)
+        xx = (_fold(np.add, np.square(dx)) * weight).sum(1)
+        xy = (_fold(np.add, dx * dy) * weight).sum(1)
+        gain = np.clip((xy + total) / (xx + total), *_GAINS)
         if not again:
             break
-        miss = np.abs(dy - gain[:, None, None] * dx).max(2)
+        miss = _fold(np.maximum, np.abs(dy - gain[:, None, None] * dx))
         limit = 2.5 * (miss * weight).sum(1) / (weight.sum(1) + _TINY) + 1
         weight *= miss <= limit[:, None]
-    return gain.astype(np.float32), (mean_y - gain * mean_x).astype(np.float32)
+    shift = np.clip(mean_y - gain * mean_x, -_SHIFT, _SHIFT)
+    return gain.astype(np.float32), shift.astype(np.float32)
 
 
 def _colour(left: Floats, rim: Bools) -> Floats:
@@ -113,7 +120,18 @@ def _colour(left: Floats, rim: Bools) -> Floats:
     wide = _blur(side, side / 16)
     coherent = np.abs(_apply(wide, left * kept)) / (_apply(wide, kept) + np.float32(0.05)) * kept
     place = round(0.98 * (side * side - 1))
-    found: Floats = np.partition(coherent.max(3).reshape(n, -1), place, axis=1)[:, place]
+    found: Floats = np.partition(_fold(np.maximum, coherent).reshape(n, -1), place, axis=1)[:, place]
+    return found
+
+
+def _cast(A: Floats, predicted: Floats, left: Floats, inside: Bools) -> Floats:
+    """The mean remainder of the channel where it is largest, over the places that are clipped in no channel."""
+    low = np.minimum(_fold(np.minimum, A), _fold(np.minimum, predicted))
+    high = np.maximum(_fold(np.maximum, A), _fold(np.maximum, predicted))
+    free = (inside & (low > _DARK) & (high < _LIGHT - 8)).astype(np.float32)
+    total = free.sum((1, 2))
+    mean = np.abs((left * free[..., None]).sum((1, 2))).max(1) / (total + 1)
+    found: Floats = np.where(total < 0.02 * inside[0].size, 0, mean).astype(np.float32)
     return found
 
 
@@ -135,21 +153,28 @@ def _structure(a: Floats, b: Floats, inside: Bools) -> Floats:
     return found
 
 
+def _fold(how: np.ufunc, values: Floats) -> Floats:
+    """A reduction over the three channels; numpy's own is slow where the last axis is that short."""
+    folded: Floats = how(how(values[..., 0], values[..., 1]), values[..., 2])
+    return folded
+
+
 @functools.cache
 def _blur(side: int, sigma: float) -> Floats:
     """A Gaussian as a matrix [s, s], rows summing to 1: blurring is K X K^T, which is fast for many small pictures."""
     place = np.arange(side)
     K = np.exp(-0.5 * ((place[:, None] - place[None]) / sigma) ** 2)
-    K = (K / K.sum(1, keepdims=True)).astype(np.float32)
-    K.setflags(write=False)
-    return K
+    matrix: Floats = (K / K.sum(1, keepdims=True)).astype(np.float32)
+    matrix.setflags(write=False)
+    return matrix
 
 
 def _apply(K: Floats, X: Floats) -> Floats:
     """K X K^T for every channel of X [n, s, s, c]."""
     n, side, _, channels = X.shape
     rows = (K @ X.reshape(n, side, side * channels)).reshape(n, side, side, channels)
-    return np.matmul(K, rows)
+    blurred: Floats = np.matmul(K, rows)
+    return blurred
 
 
 def _grown(mask: Bools) -> Bools:

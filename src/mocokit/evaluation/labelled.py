@@ -51,10 +51,14 @@ def open_labelled(
     group_column: str | None = None,
     cache: Path | None = None,
     max_bad: float = 0.01,
+    exclude: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> LabelledData:
-    """Open labelled data for views of `size` pixels. Raises DataError when there are no labels or only one class."""
-    source = open_source(spec, label_column=label_column, group_column=group_column)
+    """Open labelled data for views of `size` pixels, without the samples on the list `exclude`.
+
+    Raises DataError when there are no labels or only one class.
+    """
+    source = open_source(spec, label_column=label_column, group_column=group_column, exclude=exclude)
     index = source.index
     if not (index.labels >= 0).any():
         raise DataError(

@@ -42,6 +42,10 @@ class DataConfig:
     """How many images there were when the run started."""
     index_hash: str = ""
     """Hash of the sample table (ids, sizes, modification times) when the run started."""
+    exclude: str | None = None
+    """List of samples that are left out, as `mocokit check --write-exclude` makes it."""
+    exclude_sha256: str | None = None
+    """SHA-256 of that file when the run started."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad <= 1:
@@ -116,6 +120,7 @@ class RunConfig:
             del plain["train"][name]
         del plain["execution"]["reason"]
         plain["data"]["spec"] = ""  # where the data lie may change; the index hash says what they are
+        plain["data"].pop("exclude", None)  # so may the list; its own hash says what is on it
         return hashlib.sha256(json.dumps(_numbers_as_floats(plain), sort_keys=True).encode()).hexdigest()
 
 
@@ -141,6 +146,7 @@ SECTIONS: dict[str, type] = {
 
 
 LATER: dict[str, tuple[str, ...]] = {
+    "data": ("exclude", "exclude_sha256"),
     "views": ("solarize", "blur_second", "solarize_second"),
     "contrast": ("shuffle_bn",),
     "optim": ("kind", "trust"),
