@@ -85,6 +85,7 @@ GIVEN: dict[str, tuple[Any, Any]] = {
     "views": ("moco-v1", "mnist-like"),
     "crop_min": (0.3, 0.4),
     "blur": (True, False),
+    "exclude": ("a.txt", "b.txt"),
     "max_bad": (0.2, 0.3),
     "optimizer": ("lars", "adamw"),
     "lr": (0.5, 0.6),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api import Plan as Plan
     from mocokit.api import ablate as ablate
     from mocokit.api import check as check
+    from mocokit.api import compare as compare
     from mocokit.api import doctor as doctor
     from mocokit.api import embed as embed
     from mocokit.api import evaluate as evaluate
@@ -87,6 +88,9 @@ _WHERE = {
     ),
     "mocokit.api.estimator": ("MoCoEncoder",),
     "mocokit.api": ("Plan", "ablate", "check", "doctor", "evaluate", "lab", "load_run", "pack", "plan", "pretrain"),
+        "Plan", "ablate", "check", "compare", "doctor", "evaluate", "lab", "load_run", "named_recipes", "pack", "plan",
+        "pretrain", "recipe_sheet",
+    ),
     "mocokit.contrast.encoders": ("Encoder", "EncoderConfig", "EncoderPair", "build_encoder"),
     "mocokit.contrast.key_queue": ("KeyQueue", "Keys"),
     "mocokit.contrast.losses": ("info_nce", "same_source"),

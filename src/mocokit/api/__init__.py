@@ -5,6 +5,7 @@ of the errors of `mocokit.errors`.
 """
 
 from mocokit.api.checking import Check, check
+from mocokit.api.comparing import compare
 from mocokit.api.data import pack
 from mocokit.api.embedding import embed
 from mocokit.api.evaluating import evaluate, table_and_verdict
@@ -36,6 +37,7 @@ __all__ = [
     "Run",
     "ablate",
     "check",
+    "compare",
     "doctor",
     "embed",
     "evaluate",

@@ -22,7 +22,8 @@ from mocokit.evaluation.features import extract
 from mocokit.evaluation.nearest_pairs import nearest_pairs
 from mocokit.reporting.audit_page import audit_page, findings_text
 from mocokit.training import runlog
-from mocokit.training.run import Run, load_run, pick_device
+from mocokit.training.run import Run, load_run
+from mocokit.training.state import pick_device
 
 CLOSEST = 24
 """Pairs that only a run's features hold alike, shown for a look."""

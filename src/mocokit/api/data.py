@@ -32,8 +32,8 @@ def pack(
 
     max_side: shrink pictures whose longer side is above this many pixels; the others keep their own bytes. shard_mb:
     size at which a shard is closed, in MB. quality: of JPEGs made from shrunk photographs, 1 to 95. Ids, labels, groups
-    and splits stay as they are in `data`; the samples on the list `exclude` are left out. An interrupted packing goes on
-    where it stopped. Raises as `open_source` and `mocokit.data.packing.pack` do.
+    and splits stay as they are in `data`; the samples on the list `exclude` are left out. An interrupted packing goes
+    on where it stopped. Raises as `open_source` and `mocokit.data.packing.pack` do.
     """
     progress = runlog.Progress(quiet=quiet)
     source = open_source(data, split=split, label_column=label_column, group_column=group_column, exclude=exclude)

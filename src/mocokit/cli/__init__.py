@@ -35,9 +35,11 @@ __all__ = [
 ]
 __all__ = ["app", "data", "evaluate", "machine", "main", "pretrain", "recipes", "studies"]
 from mocokit.cli import check, data, evaluate, machine, pretrain, studies
+from mocokit.cli import check, compare, data, evaluate, machine, pretrain, recipes, studies
 from mocokit.cli.app import app
 from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
 
+__all__ = ["app", "check", "compare", "data", "evaluate", "machine", "main", "pretrain", "recipes", "studies"]
 __all__ = ["app", "check", "data", "evaluate", "machine", "main", "pretrain", "studies"]
 
 

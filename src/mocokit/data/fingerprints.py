@@ -19,8 +19,8 @@ from PIL import Image
 from scipy.fft import dctn
 
 from mocokit.data.decode import PictureFacts, UnreadableImageError, decode, picture_facts
-from mocokit.data.threads import in_order
 from mocokit.data.sources import ImageSource
+from mocokit.data.threads import in_order
 
 UInt8Array = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
