@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api import search_serve as search_serve
     from mocokit.api import stepper as stepper
     from mocokit.api.estimator import MoCoEncoder as MoCoEncoder
+    from mocokit.api import transfer as transfer
     from mocokit.contrast.encoders import Encoder as Encoder
     from mocokit.contrast.encoders import EncoderConfig as EncoderConfig
     from mocokit.contrast.encoders import EncoderPair as EncoderPair
@@ -89,7 +90,7 @@ _WHERE = {
     "mocokit.api.estimator": ("MoCoEncoder",),
     "mocokit.api": ("Plan", "ablate", "check", "doctor", "evaluate", "lab", "load_run", "pack", "plan", "pretrain"),
         "Plan", "ablate", "check", "compare", "doctor", "evaluate", "lab", "load_run", "named_recipes", "pack", "plan",
-        "pretrain", "recipe_sheet",
+        "pretrain", "recipe_sheet", "transfer",
     ),
     "mocokit.contrast.encoders": ("Encoder", "EncoderConfig", "EncoderPair", "build_encoder"),
     "mocokit.contrast.key_queue": ("KeyQueue", "Keys"),

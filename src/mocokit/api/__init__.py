@@ -27,6 +27,7 @@ from mocokit.api.searching import (
 from mocokit.api.serving import search_app, search_page, search_serve
 from mocokit.api.stepping import stepper
 from mocokit.api.studies import ablate, lab
+from mocokit.api.transferring import transfer
 from mocokit.training.run import Run, load_run
 
 __all__ = [
@@ -65,4 +66,5 @@ __all__ = [
     "search_table",
     "stepper",
     "table_and_verdict",
+    "transfer",
 ]

@@ -36,11 +36,24 @@ __all__ = [
 __all__ = ["app", "data", "evaluate", "machine", "main", "pretrain", "recipes", "studies"]
 from mocokit.cli import check, data, evaluate, machine, pretrain, studies
 from mocokit.cli import check, compare, data, evaluate, machine, pretrain, recipes, studies
+from mocokit.cli import check, compare, data, evaluate, machine, pretrain, recipes, studies, transfer
 from mocokit.cli.app import app
 from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
 
-__all__ = ["app", "check", "compare", "data", "evaluate", "machine", "main", "pretrain", "recipes", "studies"]
-__all__ = ["app", "check", "data", "evaluate", "machine", "main", "pretrain", "studies"]
+__all__ = [
+    "app",
+    "check",
+    "compare",
+    "data",
+    "evaluate",
+    "machine",
+    "main",
+    "pretrain",
+    "recipes",
+    "studies",
+    "transfer",
+]
+__all__ = ["app", "check", "data", "evaluate", "machine", "main", "pretrain", "studies", "transfer"]
 
 
 def main(arguments: list[str] | None = None) -> int:

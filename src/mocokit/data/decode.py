@@ -138,6 +138,21 @@ def decode(data: bytes, limits: DecodeLimits | None = None, *, fit: int | None =
         return to_rgb(_load(image, data, fit), limits.background)
 
 
+def decode_indices(data: bytes, limits: DecodeLimits | None = None) -> UInt8Array:
+    """The numbers in a mask (palette positions, grey levels or bits) as uint8 [H, W], never turned into colours.
+
+    Raises UnreadableImageError for what isn't a picture, or one whose pixels are no single numbers of 0..255.
+    """
+    limits = limits or DecodeLimits()
+    _check_bytes(data, limits)
+    with _reading(data):
+        image = _open(data)
+        _check_pixels(image.size, limits)
+        if image.mode not in ("1", "L", "P"):
+            raise UnreadableImageError(f"mode {image.mode}, where a mask needs one number of 0 to 255 a pixel")
+        return np.array(_load(image, data, None), np.uint8)
+
+
 def picture_size(data: bytes, limits: DecodeLimits | None = None) -> tuple[int, int]:
     """(height, width) from the header alone, as the picture is stored (before orientation)."""
     limits = limits or DecodeLimits()

@@ -206,7 +206,7 @@ def curves_figure(runs: Sequence[RunFacts]) -> Figure:
     axes: list[Axes] = list(figure.subplots(1, 2 if readings else 1, squeeze=False)[0])
     styles = ("-", "--", "-.", ":")
     for number, run in enumerate(runs):
-        line: dict[str, Any] = {"color": f"C{number % 10}", "ls": styles[(number // 10 + number) % 4], "lw": 1.5, "label": run.name}
+        line: dict[str, Any] = {"color": f"C{number % 10}", "ls": styles[number % 4], "lw": 1.5, "label": run.name}
         if course := shares(run):
             axes[0].plot(*zip(*course, strict=True), **line)
         if readings and run.monitor:

@@ -60,6 +60,8 @@ OWNED = (
     *(f"search/{name}" for name in ("index.json", "CURRENT", ".lock", ".tmp-*")),
     *(f"search/{prefix}*/{name}" for prefix in ("gen-", files.TEMPORARY) for name in INDEX_FILES),
     "eval/search.json",
+    "eval/transfer-detect.json",
+    "eval/transfer-segment.json",
     "trackers/**",
     ".tmp-*",
     "*/.tmp-*",
