@@ -38,8 +38,8 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api import search_remove as search_remove
     from mocokit.api import search_serve as search_serve
     from mocokit.api import stepper as stepper
-    from mocokit.api.estimator import MoCoEncoder as MoCoEncoder
     from mocokit.api import transfer as transfer
+    from mocokit.api.estimator import MoCoEncoder as MoCoEncoder
     from mocokit.contrast.encoders import Encoder as Encoder
     from mocokit.contrast.encoders import EncoderConfig as EncoderConfig
     from mocokit.contrast.encoders import EncoderPair as EncoderPair
@@ -68,8 +68,8 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "mocokit.api": (
-        "Plan", "ablate", "doctor", "evaluate", "finetune", "lab", "load_run", "named_recipes", "pack", "plan",
-        "predict", "pretrain", "recipe_sheet",
+        "Plan", "ablate", "check", "compare", "doctor", "evaluate", "finetune", "lab", "load_run", "named_recipes", "pack",
+        "plan", "predict", "pretrain", "recipe_sheet", "transfer",
         "Plan", "ablate", "doctor", "embed", "evaluate", "export", "lab", "load", "load_run", "named_recipes",
         "pack", "plan", "pretrain", "recipe_sheet", "search_add", "search_app", "search_build", "search_duplicates",
         "search_eval", "search_page", "search_query", "search_remove", "search_serve",
@@ -88,10 +88,6 @@ _WHERE = {
         "stepper",
     ),
     "mocokit.api.estimator": ("MoCoEncoder",),
-    "mocokit.api": ("Plan", "ablate", "check", "doctor", "evaluate", "lab", "load_run", "pack", "plan", "pretrain"),
-        "Plan", "ablate", "check", "compare", "doctor", "evaluate", "lab", "load_run", "named_recipes", "pack", "plan",
-        "pretrain", "recipe_sheet", "transfer",
-    ),
     "mocokit.contrast.encoders": ("Encoder", "EncoderConfig", "EncoderPair", "build_encoder"),
     "mocokit.contrast.key_queue": ("KeyQueue", "Keys"),
     "mocokit.contrast.losses": ("info_nce", "same_source"),

@@ -31,8 +31,8 @@ from mocokit.api.transferring import transfer
 from mocokit.training.run import Run, load_run
 
 __all__ = [
-    "Exported",
     "Check",
+    "Exported",
     "Plan",
     "RecipeSheet",
     "Run",

@@ -26,6 +26,7 @@ def embed(
     split: str | None = None,
     label_column: str | None = None,
     group_column: str | None = None,
+    exclude: str | Path | None = None,
     thumbnail: int = 0,
     map: str = "pca",
     neighbours: int = 10,
@@ -38,8 +39,8 @@ def embed(
     """Write vectors, map and neighbours of all images of `data` to the Parquet file `out`, and a manifest beside it.
 
     readout: `h`, `z`, `key-h` or `key-z`. thumbnail: longer side of thumbnails in pixels, 0 for none. map: `pca`,
-    `tsne`, `umap` or `none`. shard: "2/8" computes the second of eight shares of the parts and returns None; called
-    without, what is missing is computed and the file is written. Interrupted, it goes on where it stopped. Raises
+    `tsne`, `umap` or `none`. exclude: a list of samples to leave out.
+    shard: "2/8" computes the second of eight shares of the parts and returns None; called without, what is missing is computed and the file is written. Interrupted, it goes on where it stopped. Raises
     UsageError, DataError, DamagedError, StorageError.
     """
     plan = EmbedPlan(thumbnail=thumbnail, map=map, neighbours=neighbours, max_bad=max_bad)  # type: ignore[arg-type]
@@ -49,7 +50,7 @@ def embed(
     path = Path(out)
     if path.suffix != ".parquet" or path.is_dir():
         raise UsageError(f"--out must be a file that ends in .parquet. Got {str(out)!r}.")
-    source = open_data(data, split, label_column, group_column, progress)
+    source = open_data(data, split, label_column, group_column, progress, exclude)
     frozen = freeze(opened, readout, pick_device(device))
     vectors_of = facts_of(opened, readout, source)
     made_of = vectors_of | {"plan": asdict(plan)}
@@ -85,10 +86,15 @@ def embed(
 
 
 def open_data(
-    data: str | Path, split: str | None, label_column: str | None, group_column: str | None, progress: runlog.Progress
+    data: str | Path,
+    split: str | None,
+    label_column: str | None,
+    group_column: str | None,
+    progress: runlog.Progress,
+    exclude: str | Path | None = None,
 ) -> ImageSource:
     """The source, with what was passed over said."""
-    source = open_source(str(data), split=split, label_column=label_column, group_column=group_column)
+    source = open_source(str(data), split=split, label_column=label_column, group_column=group_column, exclude=exclude)
     for line in source.report.lines():
         progress.say(line)
     return source

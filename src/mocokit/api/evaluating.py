@@ -48,6 +48,7 @@ def evaluate(
     allow_partial: bool = False,
     label_column: str | None = None,
     group_column: str | None = None,
+    exclude: str | Path | None = None,
     shuffle_labels: bool = False,
     counterfactual: Sequence[str] = (),
     quiet: bool = False,
@@ -60,8 +61,8 @@ def evaluate(
     drawn. k: None = chosen by cross-validation inside each draw (200 with all labels). random_seeds: random
     initialisations of the baseline, None = as many as runs. baseline: further weights, `timm:NAME` (when on this
     machine), `FILE.safetensors` or `NAME=FILE.safetensors`; allow_partial: also files that hold less than 90 % of the
-    backbone's tensors. counterfactual: changes (`channel-swap`, `grayscale`, `flip`, `shift`, `brightness`) under which
-    the features are compared with those of the test images as they are, before and after training.
+    backbone's tensors. exclude: a list of samples to leave out. counterfactual: changes (`channel-swap`,
+    `grayscale`, `flip`, `shift`, `brightness`) under which the features are compared with those of the test images as they are, before and after training.
 
     Writes verdict.json, tables and pictures into every run's eval folder, and a line into its ledger. Raises
     UsageError, DataError, DamagedError, and LockedError when another evaluation of a run is going on.
@@ -93,6 +94,7 @@ def evaluate(
             size=first.config.views.size,
             label_column=label_column,
             group_column=group_column,
+            exclude=exclude,
             cache=first.path / "cache" / "labelled.u8",
             progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
         )

@@ -127,7 +127,11 @@ def _pictures(trained: Trained) -> tuple[list[npt.NDArray[np.uint8]], str]:
         data = trained.run.config.data
         try:
             source = open_source(
-                data.spec, split=data.split, label_column=data.label_column, group_column=data.group_column
+                data.spec,
+                split=data.split,
+                label_column=data.label_column,
+                group_column=data.group_column,
+                exclude=data.exclude,
             )
             name = source.name
         except (UsageError, DataError):

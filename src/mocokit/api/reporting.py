@@ -146,7 +146,7 @@ def _own_images(config: RunConfig, path: Path, progress: runlog.Progress) -> tup
     """The images the run was trained on, or why they can't be shown."""
     data = config.data
     try:
-        source, _ = open_images(data.spec, data.split, data.label_column, data.group_column)
+        source, _ = open_images(data.spec, data.split, data.label_column, data.group_column, data.exclude)
         if source.index.hash != data.index_hash:
             return None, "the run's images are not those it was trained on any more"
         store = build_pixel_store(

@@ -13,13 +13,30 @@ import traceback
 from cyclopts import CycloptsError, UnusedCliTokensError
 from rich.console import Console
 
-from mocokit.cli import data, embed, evaluate, export, finetune, machine, pretrain, recipes, report, search, studies
+from mocokit.cli import (
+    check,
+    compare,
+    data,
+    embed,
+    evaluate,
+    export,
+    finetune,
+    machine,
+    pretrain,
+    recipes,
+    report,
+    search,
+    studies,
+    transfer,
+)
 from mocokit.cli.app import app
 from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
 from mocokit.training.launch import read_launch
 
 __all__ = [
     "app",
+    "check",
+    "compare",
     "data",
     "embed",
     "evaluate",
@@ -32,28 +49,8 @@ __all__ = [
     "report",
     "search",
     "studies",
-]
-__all__ = ["app", "data", "evaluate", "machine", "main", "pretrain", "recipes", "studies"]
-from mocokit.cli import check, data, evaluate, machine, pretrain, studies
-from mocokit.cli import check, compare, data, evaluate, machine, pretrain, recipes, studies
-from mocokit.cli import check, compare, data, evaluate, machine, pretrain, recipes, studies, transfer
-from mocokit.cli.app import app
-from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
-
-__all__ = [
-    "app",
-    "check",
-    "compare",
-    "data",
-    "evaluate",
-    "machine",
-    "main",
-    "pretrain",
-    "recipes",
-    "studies",
     "transfer",
 ]
-__all__ = ["app", "check", "data", "evaluate", "machine", "main", "pretrain", "studies", "transfer"]
 
 
 def main(arguments: list[str] | None = None) -> int:

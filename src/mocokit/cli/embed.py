@@ -23,6 +23,7 @@ def embed(
     split: Annotated[str | None, Parameter(group="Data")] = None,
     label_column: Annotated[str | None, Parameter(group="Data")] = None,
     group_column: Annotated[str | None, Parameter(group="Data")] = None,
+    exclude: Annotated[Path | None, Parameter(group="Data")] = None,
     max_bad: Annotated[float, Parameter(group="Data")] = 0.01,
     thumbnail: Annotated[int, Parameter(group="Columns", converter=whole_number)] = 0,
     map: Annotated[Literal["pca", "tsne", "umap", "none"], Parameter(group="Columns")] = "pca",
@@ -59,6 +60,8 @@ def embed(
         Column of a table that holds the label.
     group_column
         Column that holds the group (patient, product).
+    exclude
+        A list of samples to leave out, as `mocokit check --write-exclude` makes it.
     max_bad
         Share of unreadable images above which it stops; they are named in the manifest.
     thumbnail
@@ -89,6 +92,7 @@ def embed(
         split=split,
         label_column=label_column,
         group_column=group_column,
+        exclude=exclude,
         thumbnail=thumbnail,
         map=map,
         neighbours=neighbours,

@@ -29,6 +29,7 @@ def evaluate(
     allow_partial: Annotated[bool, Parameter(group="Protocol", negative=())] = False,
     label_column: Annotated[str | None, Parameter(group="Protocol")] = None,
     group_column: Annotated[str | None, Parameter(group="Protocol")] = None,
+    exclude: Annotated[Path | None, Parameter(group="Protocol")] = None,
     shuffle_labels: Annotated[bool, Parameter(group="Protocol", negative=())] = False,
     counterfactual: Annotated[list[str] | None, Parameter(group="Protocol", negative=())] = None,
     fail_unless_better: Annotated[bool, Flag] = False,
@@ -73,6 +74,8 @@ def evaluate(
         Column of a table that holds the label.
     group_column
         Column that holds the group (patient, product); a group is never split.
+    exclude
+        A list of samples to leave out, as `mocokit check --write-exclude` makes it.
     shuffle_labels
         Control: shuffle the training labels; every score must fall to chance.
     counterfactual
@@ -101,6 +104,7 @@ def evaluate(
         allow_partial=allow_partial,
         label_column=label_column,
         group_column=group_column,
+        exclude=exclude,
         shuffle_labels=shuffle_labels,
         counterfactual=counterfactual or (),
         quiet=quiet,

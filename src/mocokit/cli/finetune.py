@@ -24,6 +24,7 @@ def finetune(
     draws: Annotated[int, Parameter(group="Protocol", converter=whole_number)] = 3,
     label_column: Annotated[str | None, Parameter(group="Protocol")] = None,
     group_column: Annotated[str | None, Parameter(group="Protocol")] = None,
+    exclude: Annotated[Path | None, Parameter(group="Protocol")] = None,
     lr: Annotated[str, Parameter(group="Training")] = "0.0005,0.003",
     steps: Annotated[int | None, Parameter(group="Training", converter=whole_number)] = None,
     batch_size: Annotated[int, Parameter(group="Training", converter=whole_number)] = 32,
@@ -63,6 +64,8 @@ def finetune(
         Column of a table that holds the label.
     group_column
         Column that holds the group (patient, product); a group is never split.
+    exclude
+        A list of samples to leave out, as `mocokit check --write-exclude` makes it.
     lr
         Learning rates of the topmost layer (AdamW), such as 0.001 or 0.0005,0.003; the labels held out of the budget
         choose among several.
@@ -104,6 +107,7 @@ def finetune(
         threads=threads,
         label_column=label_column,
         group_column=group_column,
+        exclude=exclude,
         quiet=quiet,
     )
     print(files.to_json(result.values) if json else result.table, end="")

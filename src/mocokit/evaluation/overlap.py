@@ -98,7 +98,11 @@ def _reopened(used: DataConfig) -> ImageSource | None:
     """The images that pretraining used, or None when they are gone or changed."""
     try:
         source = open_source(
-            used.spec, split=used.split, label_column=used.label_column, group_column=used.group_column
+            used.spec,
+            split=used.split,
+            label_column=used.label_column,
+            group_column=used.group_column,
+            exclude=used.exclude,
         )
     except (DataError, UsageError):
         return None
