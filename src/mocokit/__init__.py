@@ -68,8 +68,8 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "mocokit.api": (
-        "Plan", "ablate", "check", "compare", "doctor", "evaluate", "finetune", "lab", "load_run", "named_recipes", "pack",
-        "plan", "predict", "pretrain", "recipe_sheet", "transfer",
+        "Plan", "ablate", "check", "compare", "doctor", "evaluate", "finetune", "lab", "load_run", "named_recipes",
+        "pack", "plan", "predict", "pretrain", "recipe_sheet", "transfer",
         "Plan", "ablate", "doctor", "embed", "evaluate", "export", "lab", "load", "load_run", "named_recipes",
         "pack", "plan", "pretrain", "recipe_sheet", "search_add", "search_app", "search_build", "search_duplicates",
         "search_eval", "search_page", "search_query", "search_remove", "search_serve",

@@ -39,9 +39,9 @@ def embed(
     """Write vectors, map and neighbours of all images of `data` to the Parquet file `out`, and a manifest beside it.
 
     readout: `h`, `z`, `key-h` or `key-z`. thumbnail: longer side of thumbnails in pixels, 0 for none. map: `pca`,
-    `tsne`, `umap` or `none`. exclude: a list of samples to leave out.
-    shard: "2/8" computes the second of eight shares of the parts and returns None; called without, what is missing is computed and the file is written. Interrupted, it goes on where it stopped. Raises
-    UsageError, DataError, DamagedError, StorageError.
+    `tsne`, `umap` or `none`. exclude: a list of samples to leave out. shard: "2/8" computes the second of eight
+    shares of the parts and returns None; called without, what is missing is computed and the file is written.
+    Interrupted, it goes on where it stopped. Raises UsageError, DataError, DamagedError, StorageError.
     """
     plan = EmbedPlan(thumbnail=thumbnail, map=map, neighbours=neighbours, max_bad=max_bad)  # type: ignore[arg-type]
     share = embedding.parse_shard(shard)

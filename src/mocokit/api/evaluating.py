@@ -62,7 +62,8 @@ def evaluate(
     initialisations of the baseline, None = as many as runs. baseline: further weights, `timm:NAME` (when on this
     machine), `FILE.safetensors` or `NAME=FILE.safetensors`; allow_partial: also files that hold less than 90 % of the
     backbone's tensors. exclude: a list of samples to leave out. counterfactual: changes (`channel-swap`,
-    `grayscale`, `flip`, `shift`, `brightness`) under which the features are compared with those of the test images as they are, before and after training.
+    `grayscale`, `flip`, `shift`, `brightness`) under which the features are compared with those of the test images as
+    they are, before and after training.
 
     Writes verdict.json, tables and pictures into every run's eval folder, and a line into its ledger. Raises
     UsageError, DataError, DamagedError, and LockedError when another evaluation of a run is going on.

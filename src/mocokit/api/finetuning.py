@@ -76,7 +76,8 @@ def finetune(
     runs: one run, or several of one recipe that differ in their seed. labelled: data with labels, split as `evaluate`
     splits them. labels_per_class: budgets such as "1,5,10,all"; or label_fraction, such as "0.01,0.1,1". draws: label
     sets for each budget and run. exclude: a list of samples to leave out. settings: how every cell is
-    fitted. out: a folder; started again with the same arguments it goes on where it stopped, and a finished one is only read.
+    fitted. out: a folder; started again with the same arguments it goes on where it stopped, and a finished one is only
+    read.
 
     Writes curve.json, curve.csv, curve.png and the best model (`predict`) into `out`, and a line into every run's
     ledger when the test labels are read. Raises UsageError, DataError, DivergedError, LockedError, StorageError.
