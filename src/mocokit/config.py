@@ -69,6 +69,8 @@ _PLACES: dict[str, tuple[str, str]] = {
     "label_column": ("data", "label_column"),
     "group_column": ("data", "group_column"),
     "max_bad": ("data", "max_bad"),
+    "init": ("data", "init"),
+    "allow_partial": ("data", "allow_partial"),
     "device": ("execution", "device"),
     "threads": ("execution", "threads"),
     "precision": ("execution", "precision"),

@@ -427,3 +427,15 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
                 temporary.unlink()
             raise
         _sync_folder(path.parent)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """A copy of a file's bytes under a new name; for folders that are thrown away, so it is not synced."""
+    with storage_errors(target, "write"):
+        shutil.copyfile(source, target)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """A symbolic link to a large file that is read only."""
+    with storage_errors(target, "write"):
+        target.symlink_to(source.resolve())

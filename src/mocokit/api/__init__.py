@@ -14,6 +14,7 @@ from mocokit.api.listing import RecipeSheet, named_recipes, recipe_sheet
 from mocokit.api.machine import doctor
 from mocokit.api.planning import Plan, plan
 from mocokit.api.pretraining import pretrain
+from mocokit.api.replaying import Replay, replay
 from mocokit.api.reporting import report
 from mocokit.api.searching import (
     search_add,
@@ -25,13 +26,16 @@ from mocokit.api.searching import (
 from mocokit.api.serving import search_app, search_page, search_serve
 from mocokit.api.stepping import stepper
 from mocokit.api.studies import ablate, lab
+from mocokit.api.verifying import Verification, verify
 from mocokit.training.run import Run, load_run
 
 __all__ = [
     "Exported",
     "Plan",
     "RecipeSheet",
+    "Replay",
     "Run",
+    "Verification",
     "ablate",
     "doctor",
     "embed",
@@ -47,6 +51,7 @@ __all__ = [
     "predict",
     "pretrain",
     "recipe_sheet",
+    "replay",
     "report",
     "search_add",
     "search_app",
@@ -60,4 +65,5 @@ __all__ = [
     "search_table",
     "stepper",
     "table_and_verdict",
+    "verify",
 ]

@@ -13,7 +13,20 @@ import traceback
 from cyclopts import CycloptsError, UnusedCliTokensError
 from rich.console import Console
 
-from mocokit.cli import data, embed, evaluate, export, finetune, machine, pretrain, recipes, report, search, studies
+from mocokit.cli import (
+    data,
+    embed,
+    evaluate,
+    export,
+    finetune,
+    machine,
+    pretrain,
+    proof,
+    recipes,
+    report,
+    search,
+    studies,
+)
 from mocokit.cli.app import app
 from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
 from mocokit.training.launch import read_launch
@@ -33,6 +46,7 @@ __all__ = [
     "search",
     "studies",
 ]
+__all__ = ["app", "data", "evaluate", "machine", "main", "pretrain", "proof", "recipes", "studies"]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -69,7 +83,10 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         if debug:
             traceback.print_exc()
-        _complain("Not enough memory. Lower --batch-size, --queue-size or --image-size, or take a smaller --backbone.")
+        _complain(
+            "Not enough memory. Lower --batch-size, or split its steps with --accumulate 2 (4, 8 ...); try --precision "
+            "bf16; lower --queue-size or --image-size, or take a smaller --backbone."
+        )
         return 1
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)

@@ -42,6 +42,12 @@ class DataConfig:
     """How many images there were when the run started."""
     index_hash: str = ""
     """Hash of the sample table (ids, sizes, modification times) when the run started."""
+    init: str | None = None
+    """File of weights that the backbone started from; None = random weights."""
+    init_sha256: str | None = None
+    """SHA-256 of that file. In a configuration for a new run: what the file must have."""
+    allow_partial: bool = False
+    """Whether less than 90 % of the backbone's tensors may come from that file."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad <= 1:
@@ -141,6 +147,7 @@ SECTIONS: dict[str, type] = {
 
 
 LATER: dict[str, tuple[str, ...]] = {
+    "data": ("init", "init_sha256", "allow_partial"),
     "views": ("solarize", "blur_second", "solarize_second"),
     "contrast": ("shuffle_bn",),
     "optim": ("kind", "trust"),
