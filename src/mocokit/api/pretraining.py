@@ -409,7 +409,7 @@ def _restore_or_begin(
         found = find_checkpoint(run.checkpoints)
         for reason in found.passed_over:
             progress.warn(f"passed over a damaged checkpoint: {reason}")
-        if found.manifest.get("config") not in digests(run, config):
+        if found.manifest.get("config") not in digests(run, from_yaml(run.config)):
             raise UsageError(
                 f"{found.path} was written under another configuration than {run.config}. Restore config.yaml, or "
                 "start another run with another --out."

@@ -82,17 +82,16 @@ def same_images(
 
 
 def remember_images(run: RunFolder, index: SampleIndex) -> None:
-    """cache/index.npy: ids, sizes and times of the run's images, so that a change can be told by name."""
+    """images.npy: ids, sizes and times of the run's images, so that a change can be told by name."""
     held = io.BytesIO()
     np.save(held, np.stack([index.ids, index.sizes, index.mtimes]), allow_pickle=False)
-    files.make_folder(run.path / "cache")
-    files.write_bytes(run.path / "cache" / "index.npy", held.getvalue())
+    files.write_bytes(run.path / "images.npy", held.getvalue())
 
 
 def _differences(run: RunFolder, index: SampleIndex) -> str:
     """`: 2 added (first 'a.png'), ...`; says less where the list of the first images is gone or damaged."""
     try:
-        table = np.load(run.path / "cache" / "index.npy", allow_pickle=False)
+        table = np.load(run.path / "images.npy", allow_pickle=False)
         ids, sizes, mtimes = (row.astype(np.int64) for row in table)
     except (OSError, ValueError, TypeError):
         return ", or changed files"
@@ -118,7 +117,7 @@ CHANGES = "data-changes.jsonl"
 
 
 def note_change(run: RunFolder, before: RunConfig, now: RunConfig, index: SampleIndex, step: int) -> None:
-    """Write down that the run goes on with other images: a line in data-changes.jsonl, config.yaml, cache/index.npy."""
+    """Write down that the run goes on with other images: a line in data-changes.jsonl, config.yaml, images.npy."""
     line = {
         "utc": utc_now(),
         "step": step,

@@ -43,7 +43,7 @@ OWNED = (
     "cache/*.u8.json",
     "cache/execution.yaml",
     "cache/init.safetensors",
-    "cache/index.npy",
+    "images.npy",
     "data-changes.jsonl",
     "failure/failure.json",
     "samples/pairs0.png",
