@@ -111,7 +111,7 @@ class StarvingRemark:
         if self.said or waited is None or waited < STARVING or row["epoch"] <= 1:
             return
         self.said = True
-        self.progress.warn(
-            f"the steps waited {waited:.0%} of the last epoch for their views: raise --workers (now {self.workers}), "
+        self.progress.say(
+            f"The steps waited {waited:.0%} of the last epoch for their views: raise --workers (now {self.workers}), "
             "lower --image-size, or leave blur out with --no-blur where the recipe has it."
         )
