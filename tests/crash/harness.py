@@ -82,7 +82,7 @@ class Aim:
     in_write: bool
 
     def call(self) -> int:
-        """Before which call of the primitives of `files`, from 1: a folder, four files of three calls each, the rest."""
+        """Before which call of the primitives of `files`, from 1: a folder, four files of three calls each ..."""
         if self.stage == 0:
             return 1
         if self.stage <= 4:

@@ -147,9 +147,20 @@ def _verified(folder: Path, step: int, passed_over: tuple[str, ...] = ()) -> Fou
     return Found(path, manifest, passed_over)
 
 
+MOST_HEADER_BYTES = 4 * 2**20
+"""A header of more says so many tensors that their names alone would fill the memory; real ones have 1 MB at most."""
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. Raises DamagedError when it can't be parsed."""
     try:
+        with path.open("rb") as stream:
+            header = int.from_bytes(stream.read(8), "little")
+        if header > MOST_HEADER_BYTES:
+            raise DamagedError(
+                f"{path} is not a readable safetensors file (a header of {header:,} bytes, more than the limit of "
+                f"{MOST_HEADER_BYTES:,})."
+            )
         return dict(safetensors.torch.load_file(path))
     except SafetensorError as error:
         raise DamagedError(f"{path} is not a readable safetensors file ({error}).") from error
