@@ -7,6 +7,7 @@ step and the queue's counters) and a manifest. No random state is stored because
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,11 +162,17 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
                 f"{path} is not a readable safetensors file (a header of {header:,} bytes, more than the limit of "
                 f"{MOST_HEADER_BYTES:,})."
             )
+        if not _is_unicode(path):  # the library opens by name, and only names that are UTF-8
+            return dict(safetensors.torch.load(path.read_bytes()))
         return dict(safetensors.torch.load_file(path))
     except SafetensorError as error:
         raise DamagedError(f"{path} is not a readable safetensors file ({error}).") from error
     except OSError as error:
         raise StorageError(f"Could not read {path}: {error.strerror}.") from error
+
+
+def _is_unicode(path: Path) -> bool:
+    return str(path).encode("utf-8", "replace") == os.fsencode(path)
 
 
 def load_checkpoint(state: TrainState, found: Found) -> None:

@@ -88,6 +88,9 @@ _FOLDERS = (
     f"search/{files.TEMPORARY}*",
 )
 
+_PLACES = ("cache", *(pattern for pattern in _FOLDERS if not {"/", "*"} & set(pattern)))
+"""Folders right inside a run folder: never followed when they are links."""
+
 Mode = Literal["new", "resume", "overwrite"]
 
 
@@ -197,6 +200,11 @@ def _check(run: RunFolder, mode: Mode) -> None:
     path = run.path
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; --out needs a folder.")
+    for name in _PLACES:
+        if (path / name).is_symlink():
+            raise UsageError(
+                f"{path / name} is a symbolic link, and a run writes nothing outside its own folder. Remove the link."
+            )
     if (path / MARKER).is_file():
         open_run(path)
         if mode == "new" and run.began:
