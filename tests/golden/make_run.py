@@ -1,6 +1,5 @@
 """`python -m tests.golden.make_run` makes a stored run anew: when the format changes, under a new name, beside the old.
 
-
 A tiny run of today's format, stopped after 8 of 12 steps, with the losses of the whole run beside it.
 """
 
