@@ -15,6 +15,7 @@ import ctypes
 import json
 import math
 import os
+import re
 import resource
 import sys
 from pathlib import Path
@@ -139,10 +140,21 @@ def main() -> None:
     json.dump({"tensors": len(tensors), "under": under, "other": other[:100], "network": network}, sys.stdout)
 
 
+def reason(error: Exception) -> str:
+    """One line for the user. torch's own text goes on to tell how to load the file unsafely, so it is cut."""
+    text = " ".join(str(error).split())
+    if type(error).__name__ == "UnpicklingError":
+        told = re.search(
+            r"WeightsUnpickler error: (?:Unsupported global: )?(.{1,120}?)(?: was not| Please|[.:] |$)", text
+        )
+        return "it holds more than tensors" + (f": {told[1]}" if told else "")
+    return f"{type(error).__name__}: {text}"[:400]
+
+
 if __name__ == "__main__":
     try:
         main()
     except MemoryError:
         sys.exit("it needs more memory than is allowed for reading it")
     except Exception as error:  # noqa: BLE001 whatever it is, the parent shows one line
-        sys.exit(" ".join(f"{type(error).__name__}: {error}".split())[:400])
+        sys.exit(reason(error))

@@ -215,7 +215,9 @@ def _check(run: RunFolder, mode: Mode) -> None:
         raise UsageError(f"{path} holds no run to resume. Leave out --resume to start one.")
     elif path.is_dir():
         foreign = [entry.name for entry in os.scandir(path) if not _left_by_a_start(entry.name)]
-        if foreign:
+        if foreign and (path / MARKER).is_file():
+            _check(run, mode)  # another process has begun a run here since we looked for its marker
+        elif foreign:
             raise UsageError(
                 f"{path} is not empty and holds no run of mocokit's ({sorted(foreign)[0]!r} is in it), so neither "
                 "--resume nor --overwrite can use it. Choose another --out."
