@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mocokit import files
-from mocokit.errors import UsageError
+from mocokit.errors import LockedError, UsageError
 from mocokit.studies.ablation import Judged, _holm, _with, run_plan, study_table
 from mocokit.studies.study_plan import Plan, read_plan
 
@@ -86,6 +86,14 @@ def test_a_plan_is_registered_first_and_carried_out_once(tmp_path: Path) -> None
     assert plan.digest[:16] in text
     nothing = Recorder(fail_at=0)
     assert run_plan(plan, out, train=nothing.train, score=nothing.score, say=print).to_dict() == study.to_dict()
+
+
+def test_two_at_once_never_read_the_test_split_twice(tmp_path: Path) -> None:
+    plan, out = read_plan(write(tmp_path, PLAN)), files.make_folder(tmp_path / "study")
+    second = Recorder()
+    with files.RunLock(out), pytest.raises(LockedError, match="study is in use by process"):
+        run_plan(plan, out, train=second.train, score=second.score, say=print)
+    assert second.trained == []
 
 
 def test_a_registered_plan_is_not_changed(tmp_path: Path) -> None:

@@ -94,6 +94,8 @@ GIVEN: dict[str, tuple[Any, Any]] = {
     "schedule": ("step", "constant"),
     "warmup_epochs": (3, 4),
     "device": ("cpu", "cuda"),
+    "init": ("a.safetensors", "b.pt"),
+    "allow_partial": (True, False),
     "threads": (1, 2),
     "workers": (0, 3),
     "precision": ("bf16", "fp32"),

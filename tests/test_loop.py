@@ -204,7 +204,7 @@ def test_what_is_not_finite_stops_the_run_before_the_update(run: RunFolder, pois
 # --------------------------------------------------------------------------------------------------- stopping
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)])
 @pytest.mark.parametrize("at", [1, 2, 3, 6])
 def test_a_signal_ends_the_run_after_the_step_it_came_in_and_saves_once(
     run: RunFolder, number: signal.Signals, code: int, at: int

@@ -17,16 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import mocokit
 from mocokit import api, files
 from mocokit.api.planning import masked_share
+from mocokit.cli import main
 from mocokit.data.loader import Batch, BatchLoader, BatchPlan
 from mocokit.errors import DataError, StorageError, UsageError
 from mocokit.training.run import Run
 from mocokit.training.runfolder import foreign_files
 from mocokit.training.runlog import read_losses, read_metrics
-from tests.toy import OPTIONS, STEPS, contents, flip_bit, labelled_npz, npz, verified_steps
+from tests.toy import OPTIONS, STEPS, contents, flip_bit, labelled_npz, npz, pictures, verified_steps
 
 
 def pretrain(data: Path | str, out: Path, **changes: Any) -> Run:
@@ -72,8 +74,8 @@ def test_a_run_leaves_what_it_says(whole: Run) -> None:
     names = set(contents(whole.path))
     assert names == {
         ".lock", "run.json", "config.yaml", "command.txt", "environment.json", "status.json", "loss.jsonl",
-        "metrics.jsonl", "results.csv", "results.png", "skipped.jsonl", "cache/pixels.u8", "cache/pixels.u8.json",
-        "samples/pairs0.png",
+        "metrics.jsonl", "results.csv", "results.png", "skipped.jsonl", "images.npy", "cache/pixels.u8",
+        "cache/pixels.u8.json", "samples/pairs0.png",
         *(f"checkpoints/step-{step}/{name}" for step in (8, 12)
           for name in ("model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json")),
     }  # fmt: skip
@@ -115,7 +117,7 @@ def test_what_it_ran_on_names_no_place_and_no_person(whole: Run) -> None:
 def test_no_file_of_a_run_can_run_code(whole: Run) -> None:
     for name, content in contents(whole.path).items():
         assert not content.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")), name
-        if not name.endswith((".png", ".u8", ".safetensors")):
+        if not name.endswith((".png", ".u8", ".npy", ".safetensors")):
             content.decode("utf-8")
 
 
@@ -221,6 +223,35 @@ def test_the_data_may_move_but_not_change(tmp_path: Path) -> None:
     assert {n: d for n, d in contents(run.path).items() if n != ".lock"} == {
         n: d for n, d in before.items() if n != ".lock"
     }
+
+
+def test_changed_data_are_listed_and_taken_when_told_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number, picture in enumerate(pictures(24)):
+        Image.fromarray(picture).save(folder / f"{number:02d}.png")
+    changes = {"batch_size": 8, "epochs": 4, "checkpoint_every": 3}
+    run = pretrain(folder, tmp_path / "run", **changes)
+    shutil.rmtree(run.path / "checkpoints" / "step-12")
+    Image.fromarray(pictures(1)[0]).save(folder / "new.png")
+    (folder / "03.png").unlink()
+    Image.fromarray(pictures(40)[39]).save(folder / "04.png")
+    with pytest.raises(DataError, match=r"24 then, 24 now: 1 added .*'new.png'.*, 1 changed .*'04.png'.*, 1 missing"):
+        pretrain(folder, run.path, resume=True, **changes)
+    words = ["pretrain", str(folder), "--out", str(run.path), "-q", "--accept-data-change"]
+    assert main(words) == 2
+    assert "no effect without --resume" in capsys.readouterr().err
+    assert main([*words, "--resume"]) == 0
+    again = mocokit.load_run(run.path)
+    assert again.step == 12
+    assert again.config.data.index_hash != run.config.data.index_hash
+    noted = json.loads((run.path / "data-changes.jsonl").read_text())
+    assert (noted["step"], noted["images"]) == (9, [24, 24])
+    assert foreign_files(run.path) == []
+    # An older checkpoint, from before the change, is still one of this run's.
+    shutil.rmtree(run.path / "checkpoints" / "step-12")
+    pretrain(folder, run.path, resume=True, **changes)
+    assert mocokit.verify(run.path).whole
 
 
 def test_another_torch_is_remarked_on(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api import predict as predict
     from mocokit.api import pretrain as pretrain
     from mocokit.api import recipe_sheet as recipe_sheet
+    from mocokit.api import replay as replay
     from mocokit.api import report as report
     from mocokit.api import search_add as search_add
     from mocokit.api import search_app as search_app
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api import search_serve as search_serve
     from mocokit.api import stepper as stepper
     from mocokit.api import transfer as transfer
+    from mocokit.api import verify as verify
     from mocokit.api.estimator import MoCoEncoder as MoCoEncoder
     from mocokit.contrast.encoders import Encoder as Encoder
     from mocokit.contrast.encoders import EncoderConfig as EncoderConfig
@@ -62,6 +64,7 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.evaluation.tuning import TuneSettings as TuneSettings
     from mocokit.evaluation.verdict import Verdict as Verdict
     from mocokit.options import PretrainOptions as PretrainOptions
+    from mocokit.training.foreign import safe_load_pt as safe_load_pt
     from mocokit.training.run import Run as Run
 
 __version__ = "0.1.0"
@@ -86,6 +89,7 @@ _WHERE = {
         "pretrain",
         "report",
         "stepper",
+        "recipe_sheet", "replay", "verify",
     ),
     "mocokit.api.estimator": ("MoCoEncoder",),
     "mocokit.contrast.encoders": ("Encoder", "EncoderConfig", "EncoderPair", "build_encoder"),
@@ -98,6 +102,7 @@ _WHERE = {
     "mocokit.evaluation.tuning": ("TuneSettings",),
     "mocokit.evaluation.verdict": ("Verdict",),
     "mocokit.options": ("PretrainOptions",),
+    "mocokit.training.foreign": ("safe_load_pt",),
     "mocokit.training.run": ("Run",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}

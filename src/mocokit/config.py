@@ -70,6 +70,8 @@ _PLACES: dict[str, tuple[str, str]] = {
     "group_column": ("data", "group_column"),
     "exclude": ("data", "exclude"),
     "max_bad": ("data", "max_bad"),
+    "init": ("data", "init"),
+    "allow_partial": ("data", "allow_partial"),
     "device": ("execution", "device"),
     "threads": ("execution", "threads"),
     "precision": ("execution", "precision"),

@@ -33,10 +33,17 @@ class DataError(MocokitError):
 
 
 class DivergedError(MocokitError):
-    """A loss or gradient stopped being finite; nothing was updated from it. Exit code 4. All ranks raise it."""
+    """A loss or gradient stopped being finite; nothing was updated from it. Exit code 4. All ranks raise it.
+
+    loss, gradient_norm: what they were.
+    """
 
     exit_code = 4
     teller = 0
+
+    def __init__(self, message: str, *, loss: float = 0.0, gradient_norm: float = 0.0) -> None:
+        super().__init__(message)
+        self.loss, self.gradient_norm = loss, gradient_norm
 
 
 class MissingDependencyError(MocokitError):

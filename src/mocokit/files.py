@@ -16,9 +16,11 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -352,6 +354,20 @@ def remove_path(path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ run lock
 
 
+_NAMED_WITHIN = 1.0
+"""Seconds that a process that took the lock has to write its name."""
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 class RunLock:
     """An exclusive `flock` on `<folder>/.lock`, released by the operating system when the process dies.
 
@@ -375,12 +391,27 @@ class RunLock:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                holder = os.pread(self._descriptor, 400, 0).decode("utf-8", "replace").strip() or "another process"
                 raise LockedError(
-                    f"{folder} is in use by {holder}. Wait for it to end, stop it, or choose another --out."
+                    f"{folder} is in use by {self._holder()}. Wait for it to end, stop it, or choose another --out."
                 ) from error
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def _holder(self) -> str:
+        """Who holds the lock, as written in it.
+
+        A holder that took it a moment ago has not written its name yet: what stands there is nothing, or the name of an
+        earlier one that was killed. So a name of this machine counts only when there is such a process.
+        """
+        deadline = time.monotonic() + _NAMED_WITHIN
+        while True:
+            name = os.pread(self._descriptor, 400, 0).decode("utf-8", "replace").strip()
+            told = re.fullmatch(r"process (\d+) on (.*)", name)
+            if told and (told[2] != socket.gethostname() or _is_running(int(told[1]))):
+                return name
+            if time.monotonic() > deadline:
+                return "another process"
+            time.sleep(0.01)
 
     def release(self) -> None:
         """Give the folder back; doing so again is fine."""
@@ -427,3 +458,15 @@ def write_with(path: Path, writer: Callable[[Path], None]) -> None:
                 temporary.unlink()
             raise
         _sync_folder(path.parent)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """A copy of a file's bytes under a new name; for folders that are thrown away, so it is not synced."""
+    with storage_errors(target, "write"):
+        shutil.copyfile(source, target)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """A symbolic link to a large file that is read only."""
+    with storage_errors(target, "write"):
+        target.symlink_to(source.resolve())

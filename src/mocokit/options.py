@@ -109,6 +109,11 @@ class PretrainOptions:
     max_bad: Annotated[float | None, _in(_DATA)] = None
     "Share of unreadable images above which the run stops. Default 0.01."
 
+    init: Annotated[str | None, _in(_DATA)] = None
+    "Weights that the backbone starts from: .safetensors, or .pt / .pth, read in a process of its own that can run nothing. Default: random."  # noqa: E501
+    allow_partial: Annotated[bool | None, Parameter(group=_DATA, show_default=False)] = None
+    "Take --init even when less than 90 % of the backbone's tensors are in it. Default: no."
+
     optimizer: Annotated[Literal["sgd", "lars", "adamw"] | None, _in(_OPTIM)] = None
     "sgd with momentum, lars (large batches) or adamw (ViTs). Give --lr with it: their scales differ."
     lr: Annotated[float | None, _in(_OPTIM)] = None

@@ -38,6 +38,29 @@ TOY: dict[str, Any] = {
 }
 """40 steps of 12 images at 16 px; a checkpoint every 3."""
 
+METHODS: dict[str, dict[str, Any]] = {
+    "moco-v1": TOY | {"recipe": "moco-v1-small"},
+    "moco-v2": TOY | {"recipe": "moco-v2-small"},
+    "moco-v3": {k: v for k, v in TOY.items() if k != "queue_size"} | {"recipe": "moco-v3-small"},
+    "simclr": {k: v for k, v in TOY.items() if k not in ("queue_size", "momentum")} | {"recipe": "simclr-small"},
+    "byol": {k: v for k, v in TOY.items() if k != "queue_size"} | {"recipe": "byol-small"},
+}
+"""The same run under each method."""
+
+STAGES = (
+    "before the folder is made",
+    "writing model.safetensors",
+    "writing optim.safetensors",
+    "writing state.json",
+    "writing the manifest",
+    "before the folder is synced",
+    "before the rename",
+    "after the rename, before its sync",
+    "before pruning",
+    "inside pruning",
+)
+"""Where in a save the aimed kills strike: in the order of the protocol."""
+
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["mocokit.cli", "mocokit.api", "torch._dynamo", "tests.crash.harness"])
 
@@ -50,19 +73,91 @@ def toy_data(folder: Path) -> Path:
     return path
 
 
-def _child(data: str, out: str, resume: bool, options: dict[str, Any], sabotage: Callable[[], None] | None) -> None:
+@dataclass(frozen=True)
+class Aim:
+    """Where a child kills itself: in its save number `save` (from 1), at STAGES[stage]; in a file's write or sync."""
+
+    stage: int
+    save: int
+    in_write: bool
+
+    def call(self) -> int:
+        """Before which call of the primitives of `files`, from 1: a folder, four files of three calls each ..."""
+        if self.stage == 0:
+            return 1
+        if self.stage <= 4:
+            return 3 * self.stage + (0 if self.in_write else 1)  # open, write, sync
+        return 14 + self.stage - 5  # sync of the folder, rename, sync of the parent, rename of the pruned one
+
+    def take(self) -> None:
+        """From now on this process counts, and ends itself with SIGKILL at that call; half a write is done before."""
+        from mocokit.api import pretraining
+
+        saves = calls = 0
+        inside = False
+        save, remove = pretraining.save_checkpoint, files.shutil.rmtree
+
+        def counted_save(*arguments: Any, **more: Any) -> Any:
+            nonlocal saves, calls, inside
+            saves, calls, inside = saves + 1, 0, True
+            try:
+                return save(*arguments, **more)
+            finally:
+                inside = False
+
+        def counted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                nonlocal calls
+                if inside and saves == self.save:
+                    calls += 1
+                    if calls == self.call() and STAGES[self.stage] != "inside pruning":
+                        if name == "_write":
+                            os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
+                        os.kill(os.getpid(), signal.SIGKILL)
+                return original(*arguments)
+
+            return call
+
+        def half_removed(path: Path, **more: Any) -> None:
+            if inside and saves == self.save and STAGES[self.stage] == "inside pruning":
+                sorted(path.iterdir())[0].unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+            remove(path, **more)
+
+        pretraining.save_checkpoint = counted_save  # type: ignore[assignment]
+        files.shutil.rmtree = half_removed  # type: ignore[assignment]
+        for name in ("_open", "_write", "_fsync", "_rename", "_mkdir", "_sync_folder"):
+            setattr(files, name, counted(name, getattr(files, name)))
+
+
+def _child(
+    data: str,
+    out: str,
+    resume: bool,
+    options: dict[str, Any],
+    sabotage: Callable[[], None] | None,
+    aim: Aim | None,
+) -> None:
     from mocokit import api
 
+    if aim is not None:
+        aim.take()
     if sabotage is not None:
         sabotage()
     api.pretrain(data, out, resume=resume, quiet=True, **options)
 
 
 def start(
-    data: Path, out: Path, *, resume: bool, options: dict[str, Any], sabotage: Callable[[], None] | None = None
+    data: Path,
+    out: Path,
+    *,
+    resume: bool,
+    options: dict[str, Any],
+    sabotage: Callable[[], None] | None = None,
+    aim: Aim | None = None,
 ) -> ForkServerProcess:
-    """A child process that trains."""
-    process = CONTEXT.Process(target=_child, args=(str(data), str(out), resume, options, sabotage))
+    """A child process that trains; with an aim it kills itself."""
+    process = CONTEXT.Process(target=_child, args=(str(data), str(out), resume, options, sabotage, aim))
     process.start()
     return process
 
@@ -161,19 +256,31 @@ def run_with_kills(
     seed: int,
     options: dict[str, Any],
     sabotage: Callable[[], None] | None = None,
+    turn: int = 0,
 ) -> Kills:
     """Kill `count` times, half of them inside a save, resuming each time; then let the run end.
 
-    The run is started afresh in a new folder whenever it ends before all kills are used up. Only a sabotaged one may
-    end by itself with an error: it can leave a folder that nothing can resume.
+    The kills inside a save go through STAGES in turn, beginning with number `turn`, and the child ends itself there; a
+    sabotaged run makes other calls, so there the parent waits for a save to begin. The run is started afresh in a new
+    folder whenever it ends before all kills are used up. Only a sabotaged one may end by itself with an error: it can
+    leave a folder that nothing can resume.
     """
     rng, kills, attempt = random.Random(seed), Kills(), 0
     folder = out / "0"
     while sum(kills.stages.values()) < count:
         resume = (folder / "run.json").exists()
-        process = start(data, folder, resume=resume, options=options, sabotage=sabotage)
         done = sum(kills.stages.values())
-        kill_at_random(process, folder, rng, inside_save=done % 2 == 0, kills=kills)
+        aim = None
+        if sabotage is None and done % 2 == 0:
+            aim = Aim((turn + done // 2) % len(STAGES), rng.randint(1, 4), rng.random() < 0.5)
+        process = start(data, folder, resume=resume, options=options, sabotage=sabotage, aim=aim)
+        if aim is None:
+            kill_at_random(process, folder, rng, inside_save=done % 2 == 0, kills=kills)
+        else:
+            finish(process)
+            if process.exitcode == -signal.SIGKILL:
+                kills.stages[STAGES[aim.stage]] += 1
+                kills.torn += torn_checkpoints(folder)
         if process.exitcode != -signal.SIGKILL:
             assert process.exitcode == 0 or sabotage is not None, f"the run failed with exit code {process.exitcode}"
             attempt += 1
@@ -181,6 +288,25 @@ def run_with_kills(
     process = start(data, folder, resume=(folder / "run.json").exists(), options=options, sabotage=sabotage)
     assert finish(process) == 0 or sabotage is not None
     return kills
+
+
+def kill_all_methods(data: Path, place: Path, count: int, seed: int) -> tuple[Kills, dict[str, dict[str, Any]]]:
+    """`count` kills of each method's run; all kills together, and for each method how many ends were compared and
+    which of them differ from a run never killed."""
+    together, results = Kills(), {}
+    for number, (method, options) in enumerate(METHODS.items()):
+        whole, killed = place / method / "whole", files.make_folder(place / method / "killed")
+        assert finish(start(data, whole, resume=False, options=options)) == 0, method
+        expected = fingerprint(whole)
+        kills = run_with_kills(data, killed, count=count, seed=seed + number, options=options, turn=number * count // 2)
+        together.stages += kills.stages
+        together.torn += kills.torn
+        ended = [
+            run for run in sorted(killed.iterdir()) if files.read_json(run / "status.json")["state"] == "completed"
+        ]
+        differing = [run.name for run in ended if fingerprint(run) != expected]
+        results[method] = {"kills": kills.stages.total(), "compared": len(ended), "differing": differing}
+    return together, results
 
 
 def digest(values: dict[str, str]) -> str:

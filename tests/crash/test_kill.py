@@ -41,9 +41,22 @@ def test_20_kills_leave_no_differing_byte(data: Path, never_killed: dict[str, st
     kills = harness.run_with_kills(data, tmp_path, count=20, seed=1, options=harness.TOY)
     print(dict(kills.stages))
     assert sum(kills.stages.values()) == 20
-    assert sum(count for name, count in kills.stages.items() if name.startswith(("saving", "pruning"))) >= 5
+    assert sum(kills.stages[name] for name in harness.STAGES) >= 10
     assert kills.torn == []
     assert compare_all(tmp_path, never_killed) >= 1
+
+
+@pytest.mark.nightly
+def test_200_kills_over_the_methods_leave_no_differing_byte(data: Path, tmp_path: Path) -> None:
+    """Half inside a save, every stage of the protocol at least 5 times."""
+    kills, results = harness.kill_all_methods(data, tmp_path, 40, seed=100)
+    print(dict(kills.stages), results)
+    assert kills.stages.total() >= 200
+    assert min(kills.stages[name] for name in harness.STAGES) >= 5
+    assert kills.torn == []
+    for method, result in results.items():
+        assert result["compared"] >= 1, method
+        assert result["differing"] == [], method
 
 
 def write_straight_into_the_final_name() -> None:

@@ -16,6 +16,7 @@ from mocokit.api.listing import RecipeSheet, named_recipes, recipe_sheet
 from mocokit.api.machine import doctor
 from mocokit.api.planning import Plan, plan
 from mocokit.api.pretraining import pretrain
+from mocokit.api.replaying import Replay, replay
 from mocokit.api.reporting import report
 from mocokit.api.searching import (
     search_add,
@@ -28,6 +29,7 @@ from mocokit.api.serving import search_app, search_page, search_serve
 from mocokit.api.stepping import stepper
 from mocokit.api.studies import ablate, lab
 from mocokit.api.transferring import transfer
+from mocokit.api.verifying import Verification, verify
 from mocokit.training.run import Run, load_run
 
 __all__ = [
@@ -35,7 +37,9 @@ __all__ = [
     "Exported",
     "Plan",
     "RecipeSheet",
+    "Replay",
     "Run",
+    "Verification",
     "ablate",
     "check",
     "compare",
@@ -53,6 +57,7 @@ __all__ = [
     "predict",
     "pretrain",
     "recipe_sheet",
+    "replay",
     "report",
     "search_add",
     "search_app",
@@ -67,4 +72,5 @@ __all__ = [
     "stepper",
     "table_and_verdict",
     "transfer",
+    "verify",
 ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,6 @@ from mocokit import config as configuration
 from mocokit import files
 from mocokit.data.loader import BatchLoader, BatchPlan
 from mocokit.data.pixels import PixelStore, build_pixel_store, open_pixel_store, write_skipped
-from mocokit.data.sources import ImageSource
 from mocokit.errors import (
     DamagedError,
     DataError,
@@ -50,12 +51,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mocokit.api.opening import configure, options_from, read_config, reopen_images
+from mocokit.api.opening import configure, options_from, read_config
 from mocokit.api.planning import key_life
-from mocokit.api.telling import announce, save_pairs
+from mocokit.api.starting import begin_from_weights, digests, note_change, remember_images, same_images
+from mocokit.api.telling import StarvingRemark, announce, save_pairs
 from mocokit.api.tracing import planned, run_recorder
 from mocokit.contrast.batch_norm import batch_norms
 from mocokit.contrast.health import Classes, HealthProbe
+from mocokit.training.failure import FailureCapture
 from mocokit.training.precision import num_threads
 from mocokit.training.run import Run, load_run
 from mocokit.training.state import TrainState, make_encoder, make_state
@@ -73,6 +76,8 @@ def pretrain(
     trace: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    accept_data_change: bool = False,
+    stop_after: int | None = None,
     quiet: bool = False,
     rank_timeout: float = RANK_TIMEOUT,
     claimed: tuple[RunFolder, files.RunLock] | None = None,
@@ -85,7 +90,9 @@ def pretrain(
     split is read by kNN now and then, for the curve; labels never enter training. track: trackers (tensorboard, wandb,
     mlflow) that get every number, in `out`/trackers. trace: steps to record for the step viewer, as `plan_windows`
     takes them; into `out`/trace.json. resume: continue the run in `out`
-    exactly where its last checkpoint stands. overwrite: replace an earlier run there.
+    exactly where its last checkpoint stands. overwrite: replace an earlier run there. accept_data_change: go on
+    although the images are not those the run started with. stop_after: save after so many steps of the run and raise
+    InterruptedRunError, as a signal does.
 
     Under torchrun every process calls this with the same arguments and they train together; rank 0 alone writes.
     rank_timeout: seconds that one waits for the others within a step.
@@ -103,7 +110,8 @@ def pretrain(
     progress = runlog.Progress(quiet=quiet, silent=not first)
     with lock or contextlib.nullcontext(), open_ranks(rank_timeout) as ranks:
         try:
-            _pretrain(str(data), run, options, config_file, monitor, track, trace, resume, progress, ranks)
+            ways = (resume, accept_data_change, stop_after)
+            _pretrain(str(data), run, options, config_file, monitor, track, trace, ways, progress, ranks)
         except BaseException as error:
             if first:
                 _record_failure(run, error)
@@ -150,10 +158,11 @@ def _pretrain(
     monitor: str | None,
     track: Sequence[str],
     trace: str | None,
-    resume: bool,
+    ways: tuple[bool, bool, int | None],
     progress: runlog.Progress,
     ranks: Ranks,
 ) -> None:
+    resume, accept_data_change, stop_after = ways
     with ranks.phase("reading the settings and the list of images"):
         if ranks.first:
             check_trackers(track)
@@ -166,7 +175,8 @@ def _pretrain(
                 raise UsageError(
                     "--config has no effect with --resume: the run keeps the configuration it started with."
                 )
-            source, config = _same_images(data, configuration.resumed(stored, options))
+            asked_for = configuration.resumed(stored, options)
+            source, config = same_images(data, asked_for, run, accept_change=accept_data_change)
         _check_shares(config, ranks)
     ranks.require_same("The images or settings", config.digest())
     pixels: dict[str, Any] = {
@@ -190,6 +200,8 @@ def _pretrain(
     with ranks.phase("making the networks"):
         device = ranks.device(config.execution.device)
         encoder = make_encoder(config.encoder, config.views.size, config.train.seed).to(device)
+    begin = functools.partial(begin_from_weights, config, encoder, run, progress, resume=stored is not None)
+    config = ranks.first_then_others("reading the weights to start from", begin, begin)
     if stored is None:
         config = _measured(config, from_file.get("views", {}), store)
         loader = BatchLoader(store, source.index, config.views, batch_plan, workers=0)
@@ -227,6 +239,10 @@ def _pretrain(
             _restore_or_begin(run, config, state, log, progress, stored is not None, ranks)
             if ranks.first:
                 assert log is not None
+                if stored is None:
+                    remember_images(run, source.index)
+                elif stored.data.index_hash != config.data.index_hash:
+                    note_change(run, stored, config, source.index, state.step)
                 if state.step >= schedule.total_steps:
                     progress.say(f"{run.path} is complete ({state.step} steps); nothing to do.")
                 announce(config, state, schedule, store, source, progress)
@@ -254,9 +270,17 @@ def _pretrain(
         }
         names = dict(zip(source.index.ids.tolist(), source.index.names, strict=True))
 
-        def batches(start: int, stop: int) -> Any:
-            for batch in loader.batches(start, stop):
-                yield _on_device(batch, device)
+        capture = FailureCapture(run, config, state, names)
+        if ranks.first:
+            stack.enter_context(capture)
+
+        def batches(start: int, end: int) -> Any:
+            if stop_after is not None and stop_after <= start < end:
+                raise InterruptedRunError(f"{run.path} is at step {start} already; nothing was done.", signal.SIGTERM)
+            for batch in loader.batches(start, end):
+                if batch.step + 1 == stop_after:
+                    stop.signal = signal.SIGTERM
+                yield capture.seen(_on_device(batch, device))
 
         def save(now: TrainState) -> None:
             assert log is not None
@@ -278,7 +302,7 @@ def _pretrain(
                 name_of=lambda ids: ", ".join(names[i] for i in ids.tolist()[:4]) + (" ..." if len(ids) > 4 else ""),
                 stop=stop,
                 probe=probe,
-                **({"track": tracker.log} if tracker else {}),
+                **({"track": StarvingRemark(tracker.log, progress, config.train.workers)} if tracker else {}),
                 recorder=recorder,
             )
         with ranks.phase("finishing"):
@@ -310,17 +334,6 @@ def _check_shares(config: RunConfig, ranks: Ranks) -> None:
             f"`bn_groups: {groups}` must divide the {train.batch_size // parts} images that a rank has at once: keys "
             "are shuffled over all groups of all ranks."
         )
-
-
-def _same_images(data: str, config: RunConfig) -> tuple[ImageSource, RunConfig]:
-    """The images of a run that goes on. Raises DataError unless they are those it started with."""
-    source = reopen_images(data, config.data)
-    if source.index.hash != config.data.index_hash:
-        raise DataError(
-            f"The images of {source.name} are not those the run started with ({config.data.images} then, "
-            f"{len(source.index)} now, or changed files). Restore them, or start another run with another --out."
-        )
-    return source, config
 
 
 def _measured(config: RunConfig, named: Mapping[str, Any], store: PixelStore) -> RunConfig:
@@ -396,7 +409,7 @@ def _restore_or_begin(
         found = find_checkpoint(run.checkpoints)
         for reason in found.passed_over:
             progress.warn(f"passed over a damaged checkpoint: {reason}")
-        if found.manifest.get("config") != config.digest():
+        if found.manifest.get("config") not in digests(run, from_yaml(run.config)):
             raise UsageError(
                 f"{found.path} was written under another configuration than {run.config}. Restore config.yaml, or "
                 "start another run with another --out."

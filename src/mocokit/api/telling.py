@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from mocokit.api.planning import key_life, masked_share
 from mocokit.data.loader import BatchLoader
 from mocokit.data.pixels import PixelStore
@@ -85,3 +88,30 @@ def save_pairs(run: RunFolder, loader: BatchLoader, store: PixelStore, config: R
     whole = plain_view(pixels, extents, size=config.views.size, mean=mean, std=std)
     pictures = [plots.to_pictures(x, mean, std) for x in (whole, batch.x_q[:count], batch.x_k[:count])]
     plots.save_figure(plots.pairs_figure(*pictures), run.samples / "pairs0.png")
+
+
+STARVING = 0.5
+"""The share of an epoch that steps may wait for views before it is remarked on."""
+
+
+class StarvingRemark:
+    """Passes rows of metrics on, and says once when the steps waited for their images most of an epoch.
+
+    A first epoch is slow for other reasons, so only later ones count.
+    """
+
+    def __init__(self, track: Callable[[Mapping[str, Any]], None], progress: runlog.Progress, workers: int) -> None:
+        self.track, self.progress, self.workers = track, progress, workers
+        self.said = False
+
+    def __call__(self, row: Mapping[str, Any]) -> None:
+        """A row as the loop gives it to a tracker."""
+        self.track(row)
+        waited = row.get("data_wait")
+        if self.said or waited is None or waited < STARVING or row["epoch"] <= 1:
+            return
+        self.said = True
+        self.progress.say(
+            f"The steps waited {waited:.0%} of the last epoch for their views: raise --workers (now {self.workers}), "
+            "lower --image-size, or leave blur out with --no-blur where the recipe has it."
+        )

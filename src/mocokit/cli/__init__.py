@@ -23,6 +23,7 @@ from mocokit.cli import (
     finetune,
     machine,
     pretrain,
+    proof,
     recipes,
     report,
     search,
@@ -45,6 +46,7 @@ __all__ = [
     "machine",
     "main",
     "pretrain",
+    "proof",
     "recipes",
     "report",
     "search",
@@ -87,7 +89,10 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         if debug:
             traceback.print_exc()
-        _complain("Not enough memory. Lower --batch-size, --queue-size or --image-size, or take a smaller --backbone.")
+        _complain(
+            "Not enough memory. Lower --batch-size, or split its steps with --accumulate 2 (4, 8 ...); try --precision "
+            "bf16; lower --queue-size or --image-size, or take a smaller --backbone."
+        )
         return 1
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)

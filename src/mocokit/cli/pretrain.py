@@ -27,6 +27,7 @@ def pretrain(
     trace: Annotated[str | None, Parameter(group=OUTPUT)] = None,
     resume: Annotated[bool, Flag] = False,
     overwrite: Annotated[bool, Flag] = False,
+    accept_data_change: Annotated[bool, Flag] = False,
     dry_run: Annotated[bool, Flag] = False,
     json: Annotated[bool, Flag] = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), group=OUTPUT)] = False,
@@ -62,6 +63,8 @@ def pretrain(
         Continue the run in --out exactly where its last checkpoint stands.
     overwrite
         Replace an earlier run in --out. Files that are not a run's are never removed.
+    accept_data_change
+        With --resume: go on although images were added, changed or removed since; what differs is written down.
     dry_run
         Print what would happen: settings, steps, queue life, memory, time. Writes nothing.
     json
@@ -83,6 +86,10 @@ def pretrain(
         from mocokit.errors import UsageError
 
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
+    if accept_data_change and not resume:
+        from mocokit.errors import UsageError
+
+        raise UsageError("--accept-data-change has no effect without --resume. Leave it out.")
     # The lock comes before torch is imported, so that a second start fails at once.
     claimed = claim_run(out, "resume" if resume else "overwrite" if overwrite else "new") if first else None
     from mocokit import api
@@ -97,6 +104,7 @@ def pretrain(
         trace=trace,
         resume=resume,
         overwrite=overwrite,
+        accept_data_change=accept_data_change,
         quiet=quiet,
         rank_timeout=rank_timeout,
         claimed=claimed,

@@ -359,6 +359,25 @@ def _seal_cache(cache: Path, made_of: dict[str, Any], store: PixelStore) -> None
     files.write_json(_sidecar(cache), facts)
 
 
+def cache_damage(cache: Path) -> str:
+    """What is wrong with a cache file, whatever it was made of: one sentence, "" when it is whole. A missing one is."""
+    if not cache.exists():
+        return ""
+    try:
+        facts = files.read_json(_sidecar(cache))
+        rows, side = int(facts["made_of"]["rows"]), int(facts["made_of"]["side"])
+        if cache.stat().st_size != store_bytes(rows, side):
+            return f"{cache} has another size than it should"
+        raw = np.memmap(cache, np.uint8, "r")
+        if hashlib.sha256(raw[: 16 * rows].data).hexdigest() != facts["tables_sha256"]:
+            return f"{cache} does not match its recorded SHA-256"
+        if facts["pixels_sha256"] not in (None, hashlib.sha256(raw[16 * rows :].data).hexdigest()):
+            return f"{cache} does not match its recorded SHA-256"
+    except (DamagedError, OSError, KeyError, TypeError, ValueError) as error:
+        return f"{cache} can't be checked ({' '.join(str(error).split())[:200]})"
+    return ""
+
+
 def _small(store: PixelStore) -> bool:
     return store_bytes(len(store), store.side) <= IN_MEMORY_BYTES
 

@@ -108,9 +108,16 @@ def run_plan(plan: Plan, out: Path, *, train: Train, score: Score, say: Callable
     """Carry out a plan in the folder `out`; what an earlier, interrupted call finished is not done again.
 
     Before the first run `plan.json` is written with the plan's hash and the time. Raises UsageError when the folder
-    belongs to another plan.
+    belongs to another plan, LockedError when another process carries it out at this moment.
     """
     files.make_folder(out)
+    with files.RunLock(out):
+        for folder in (out, out / "cells"):
+            files.sweep_temporaries(folder)
+        return _carry_out(plan, out, train=train, score=score, say=say)
+
+
+def _carry_out(plan: Plan, out: Path, *, train: Train, score: Score, say: Callable[[str], None]) -> Study:
     _register(plan, out)
     total = len(plan.cells()) * len(plan.seeds)
     judged: dict[tuple[Any, ...], list[Judged]] = {cell: [] for cell in plan.cells()}

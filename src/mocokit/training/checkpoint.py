@@ -7,6 +7,7 @@ step and the queue's counters) and a manifest. No random state is stored because
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,14 +148,31 @@ def _verified(folder: Path, step: int, passed_over: tuple[str, ...] = ()) -> Fou
     return Found(path, manifest, passed_over)
 
 
+MOST_HEADER_BYTES = 4 * 2**20
+"""A header of more says so many tensors that their names alone would fill the memory; real ones have 1 MB at most."""
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. Raises DamagedError when it can't be parsed."""
     try:
+        with path.open("rb") as stream:
+            header = int.from_bytes(stream.read(8), "little")
+        if header > MOST_HEADER_BYTES:
+            raise DamagedError(
+                f"{path} is not a readable safetensors file (a header of {header:,} bytes, more than the limit of "
+                f"{MOST_HEADER_BYTES:,})."
+            )
+        if not _is_unicode(path):  # the library opens by name, and only names that are UTF-8
+            return dict(safetensors.torch.load(path.read_bytes()))
         return dict(safetensors.torch.load_file(path))
     except SafetensorError as error:
         raise DamagedError(f"{path} is not a readable safetensors file ({error}).") from error
     except OSError as error:
         raise StorageError(f"Could not read {path}: {error.strerror}.") from error
+
+
+def _is_unicode(path: Path) -> bool:
+    return str(path).encode("utf-8", "replace") == os.fsencode(path)
 
 
 def load_checkpoint(state: TrainState, found: Found) -> None:

@@ -57,14 +57,17 @@ class Schedule:
 
 
 class StopRequest:
-    """SIGINT and SIGTERM ask the loop to stop after the step it is in; a second SIGINT ends the process at once."""
+    """SIGINT, SIGTERM and SIGUSR1 ask the loop to stop after the step it is in; a second SIGINT ends it at once.
+
+    SIGUSR1 is what batch systems send some time before they end a job.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             try:
                 self._before[number] = signal.signal(number, self._ask)
             except ValueError:  # not the main thread: signals are the host program's business
@@ -116,7 +119,9 @@ class QueryUpdate:
                 f"The loss or its gradient is not finite at step {self.state.step} (loss {self.loss}, gradient norm "
                 f"{self.gradient_norm}); nothing was updated. Images of the batch: {self._suspects(own_loss)}. "
                 "Lower --lr, raise --warmup-epochs or --temperature, or look at these images; the last checkpoint is "
-                "unharmed."
+                "unharmed.",
+                loss=self.loss,
+                gradient_norm=self.gradient_norm,
             )
         for group in optimizer.param_groups:
             group["lr"] = self.lr

@@ -42,6 +42,10 @@ OWNED = (
     "cache/*.u8",
     "cache/*.u8.json",
     "cache/execution.yaml",
+    "cache/init.safetensors",
+    "images.npy",
+    "data-changes.jsonl",
+    "failure/failure.json",
     "samples/pairs0.png",
     "samples/neighbours.png",
     *(f"checkpoints/{prefix}*/{name}" for prefix in ("step-", files.TEMPORARY) for name in CHECKPOINT_FILES),
@@ -77,6 +81,7 @@ _FOLDERS = (
     "checkpoints/step-*",
     f"checkpoints/{files.TEMPORARY}*",
     "eval",
+    "failure",
     "samples",
     "export",
     "export/*",
@@ -84,6 +89,9 @@ _FOLDERS = (
     "search/gen-*",
     f"search/{files.TEMPORARY}*",
 )
+
+_PLACES = ("cache", *(pattern for pattern in _FOLDERS if not {"/", "*"} & set(pattern)))
+"""Folders right inside a run folder: never followed when they are links."""
 
 Mode = Literal["new", "resume", "overwrite"]
 
@@ -194,6 +202,11 @@ def _check(run: RunFolder, mode: Mode) -> None:
     path = run.path
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; --out needs a folder.")
+    for name in _PLACES:
+        if (path / name).is_symlink():
+            raise UsageError(
+                f"{path / name} is a symbolic link, and a run writes nothing outside its own folder. Remove the link."
+            )
     if (path / MARKER).is_file():
         open_run(path)
         if mode == "new" and run.began:
@@ -204,7 +217,9 @@ def _check(run: RunFolder, mode: Mode) -> None:
         raise UsageError(f"{path} holds no run to resume. Leave out --resume to start one.")
     elif path.is_dir():
         foreign = [entry.name for entry in os.scandir(path) if not _left_by_a_start(entry.name)]
-        if foreign:
+        if foreign and (path / MARKER).is_file():
+            _check(run, mode)  # another process has begun a run here since we looked for its marker
+        elif foreign:
             raise UsageError(
                 f"{path} is not empty and holds no run of mocokit's ({sorted(foreign)[0]!r} is in it), so neither "
                 "--resume nor --overwrite can use it. Choose another --out."

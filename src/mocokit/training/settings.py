@@ -46,6 +46,12 @@ class DataConfig:
     """List of samples that are left out, as `mocokit check --write-exclude` makes it."""
     exclude_sha256: str | None = None
     """SHA-256 of that file when the run started."""
+    init: str | None = None
+    """File of weights that the backbone started from; None = random weights."""
+    init_sha256: str | None = None
+    """SHA-256 of that file. In a configuration for a new run: what the file must have."""
+    allow_partial: bool = False
+    """Whether less than 90 % of the backbone's tensors may come from that file."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad <= 1:
@@ -146,7 +152,7 @@ SECTIONS: dict[str, type] = {
 
 
 LATER: dict[str, tuple[str, ...]] = {
-    "data": ("exclude", "exclude_sha256"),
+    "data": ("exclude", "exclude_sha256", "init", "init_sha256", "allow_partial"),
     "views": ("solarize", "blur_second", "solarize_second"),
     "contrast": ("shuffle_bn",),
     "optim": ("kind", "trust"),
