@@ -52,7 +52,7 @@ def test_exactly_one_of_eight_runs(tmp_path: Path, rounds: int) -> None:
                     if process.pid not in ended and process.poll() is not None:
                         ended[process.pid] = process.communicate()
             (runs,) = [process for process in processes if process.pid not in ended]
-            assert runs.poll() is None
+            assert runs.poll() is None, runs.communicate()
         finally:
             for process in processes:
                 process.kill()

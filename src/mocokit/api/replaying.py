@@ -48,6 +48,8 @@ class Replay:
     finding: Finding | None
     images: tuple[str, ...]
     """Names of the images in `finding`."""
+    ranks: int = 1
+    """Processes that trained the run; the replay is one process with all images of a step."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -58,6 +60,8 @@ class Replay:
         """In sentences."""
         way = "the start" if self.from_step == 0 else f"checkpoint step-{self.from_step}"
         lines = [f"Went from {way} to step {self.step}; nothing was written."]
+        if self.ranks > 1:
+            lines.append(f"The run had {self.ranks} ranks; here one process took their steps: last digits may differ.")
         if self.compared:
             lines.append(f"Losses on the way: {self.equal} of {self.compared} equal to the run's log, digit by digit.")
         if not self.reproduced:
@@ -114,6 +118,7 @@ def replay(run: str | Path, *, data: str | Path | None = None, quiet: bool = Fal
         loss=outcome.error.loss if outcome.error else outcome.losses[step],
         gradient_norm=outcome.error.gradient_norm if outcome.error else 0.0,
         finding=finding if outcome.error else None,
+        ranks=int(found.manifest.get("ranks", 1)) if found else 1,
         images=tuple(names[i] for i in finding.image_ids) if finding and outcome.error else (),
     )
 

@@ -47,7 +47,7 @@ def begin_from_weights(
             f"{path} is not the file that the configuration names (SHA-256 {found[:16]}..., expected "
             f"{str(named.init_sha256)[:16]}...). Restore it, or start another run."
         )
-    report = load_weights(weights, encoder.backbone, allow_partial=named.allow_partial)
+    report = load_weights(weights, encoder.backbone, allow_partial=named.allow_partial, source=path)
     progress.say(f"Starting from {path}: {report.told()}, {len(report.unexpected)} not used.")
     if remark:
         progress.say(f"{path.name}: {remark}.")

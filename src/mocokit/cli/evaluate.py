@@ -67,7 +67,7 @@ def evaluate(
         Random initialisations of the same architecture to compare with. Default: as many as runs.
     baseline
         Further weights to compare with; may be given several times. timm:NAME (timm's pretrained weights, when they
-        are on this machine; nothing is fetched), FILE.safetensors (the run's architecture), or NAME=FILE.safetensors.
+        are on this machine; nothing is fetched), FILE.safetensors or .pt (the run's architecture), or NAME=FILE.
     allow_partial
         Take a --baseline file that holds less than 90 % of the backbone's tensors.
     label_column

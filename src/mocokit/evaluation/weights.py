@@ -1,110 +1,26 @@
-"""Weights from elsewhere: what a file fits, and the named weights that a run can be compared with.
+"""Weights from elsewhere that a run can be compared with.
 
-Only safetensors files are read, never a pickle, and nothing is fetched: weights that timm would download are used
-when they lie in this machine's cache already.
+Files are read as `training.foreign` does: never a pickle in this process. Nothing is fetched: weights that timm would
+download are used when they lie in this machine's cache already.
 """
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mocokit.contrast.backbones import UnknownBackboneError, build_backbone
 from mocokit.contrast.encoders import EncoderConfig
 from mocokit.data.views import Triple
 from mocokit.errors import UsageError
 from mocokit.training.checkpoint import read_tensors
+from mocokit.training.foreign import PICKLES, as_safetensors, load_weights
 from mocokit.training.state import make_encoder
-
-PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar", ".th")
-LEAST_SHARE = 0.9
-"""Of the backbone's tensors that a file must hold, by name and shape, to count as its weights."""
-_PREFIXES = (
-    "",
-    "query.backbone.trunk.",
-    "backbone.trunk.",
-    "trunk.",
-    "query.backbone.",
-    "backbone.",
-    "encoder.",
-    "model.",
-    "module.",
-    "module.encoder_q.",
-    "module.base_encoder.",
-    "module.backbone.",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """Which tensors of a backbone came from a file, by the backbone's own names."""
-
-    loaded: tuple[str, ...]
-    missing: tuple[str, ...]
-    """In the backbone, but not in the file (or of another shape there). Batch norm's step counters are not counted."""
-    unexpected: tuple[str, ...]
-    """In the file, but not in the backbone: a head, as a rule."""
-
-    @property
-    def share(self) -> float:
-        """The share of the backbone's tensors that were loaded, in 0..1."""
-        return len(self.loaded) / max(len(self.loaded) + len(self.missing), 1)
-
-    def told(self) -> str:
-        """In words."""
-        text = f"{len(self.loaded)} of the backbone's {len(self.loaded) + len(self.missing)} tensors"
-        return text + (f" ({self.missing[0]!r} is the first of those missing)" if self.missing else "")
-
-
-def load_weights(path: Path, backbone: nn.Module, *, allow_partial: bool = False) -> LoadReport:
-    """Put a safetensors file's weights into a backbone (an `Encoder.backbone`), in place.
-
-    Names may carry the prefix of a checkpoint of mocokit's or of the usual wrappers (`backbone.`, `module.encoder_q.`);
-    the one under which most tensors fit is taken, and reported. Raises UsageError for a pickle, a missing file, or
-    when less than 90 % of the backbone's tensors are in the file (unless allow_partial; one at least must be);
-    DamagedError when the file can't be parsed. Nothing is changed then.
-    """
-    stored = read_safetensors(path)
-    trunk: nn.Module = getattr(backbone, "trunk", backbone)
-    own = trunk.state_dict()
-    counted = {name for name in own if not name.endswith("num_batches_tracked")}
-
-    def fitting(prefix: str) -> list[str]:
-        return [
-            name for name in own if (there := stored.get(prefix + name)) is not None and there.shape == own[name].shape
-        ]
-
-    prefix = max(_PREFIXES, key=lambda one: len(fitting(one)))
-    found = fitting(prefix)
-    loaded = tuple(name for name in found if name in counted)
-    used = {prefix + name for name in found}
-    report = LoadReport(
-        loaded, tuple(sorted(counted - set(loaded))), tuple(sorted(name for name in stored if name not in used))
-    )
-    if not loaded or (report.share < LEAST_SHARE and not allow_partial):
-        few = "" if not loaded else "; the missing ones would stay random. --allow-partial takes it all the same"
-        raise UsageError(
-            f"{path} holds {report.told()}{few}. Name the backbone that the file was made for: --baseline NAME={path}."
-        )
-    trunk.load_state_dict({name: stored[prefix + name] for name in found}, strict=False)
-    return report
-
-
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises UsageError for other kinds of file, DamagedError for a broken one."""
-    if path.suffix.lower() in PICKLES:
-        raise UsageError(
-            f"{path} is a pickle, which can run any code when it is read, so it is not read. Save its tensors with "
-            "safetensors.torch.save_file and name that file."
-        )
-    if path.suffix.lower() != ".safetensors" or not path.is_file():
-        what = "is no file" if path.suffix.lower() == ".safetensors" else "is no .safetensors file"
-        raise UsageError(f"The weights {path} {what}. Name a .safetensors file, timm:NAME, or NAME=FILE.safetensors.")
-    return read_tensors(path)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,11 +58,12 @@ def open_baseline(
     """The weights that `--baseline SPEC` names.
 
     `timm:NAME`: timm's pretrained weights from this machine's cache, with timm's size, mean and std.
-    `FILE.safetensors`: the run's own architecture and views (encoder, size, mean, std).
+    `FILE.safetensors` or `.pt`: the run's own architecture and views (encoder, size, mean, std).
     `NAME=FILE.safetensors`: another timm or torchvision backbone, with the size, mean and std that timm has for it, or
     the run's where it has none. cache: where the hub's files lie, None = where huggingface_hub keeps them.
 
-    Raises UsageError for a spec that can't be meant, a file that doesn't fit, or a backbone that doesn't exist.
+    Raises UsageError for a spec that can't be meant, a file that doesn't fit, or a backbone that doesn't exist;
+    DataError for a pickle that is refused.
     """
     library, colon, model = spec.partition(":")
     if colon and library in ("timm", "torchvision") and "=" not in spec:
@@ -155,17 +72,25 @@ def open_baseline(
         return _timm_pretrained(spec, model, cache)
     name, equals, file = spec.rpartition("=")
     path = Path(file)
-    if not equals:
-        built = make_encoder(encoder, size, 0)
-        report = load_weights(path, built.backbone, allow_partial=allow_partial)
-        return NamedEncoder(path.stem, built.backbone.eval(), size, mean, std, f"{path.name}: {report.told()}")
-    read_safetensors(path)  # a wrong file is told before a backbone is built
-    views = _timm_views(name.rpartition(":")[2])
-    if views is not None:
-        size, mean, std = views
-    backbone = _build(name, size, spec)
-    report = load_weights(path, backbone, allow_partial=allow_partial)
-    return NamedEncoder(path.stem, backbone.eval(), size, mean, std, f"{name} from {path.name}: {report.told()}")
+    if path.suffix.lower() not in (".safetensors", *PICKLES):
+        raise UsageError(
+            f"The weights {path} are no file of weights. Name a .safetensors or .pt file, timm:NAME, or NAME=FILE."
+        )
+    with tempfile.TemporaryDirectory() as aside:
+        weights, _ = as_safetensors(path, Path(aside) / "weights.safetensors")
+        read_tensors(weights)  # a wrong file is told before a backbone is built
+        label = path.name
+        if equals:
+            views = _timm_views(name.rpartition(":")[2])
+            if views is not None:
+                size, mean, std = views
+            backbone, label = _build(name, size, spec), f"{name} from {path.name}"
+        else:
+            backbone = make_encoder(encoder, size, 0).backbone
+        report = load_weights(
+            weights, backbone, allow_partial=allow_partial, source=path, flag=f"--baseline NAME={path}"
+        )
+    return NamedEncoder(path.stem, backbone.eval(), size, mean, std, f"{label}: {report.told()}")
 
 
 def _build(name: str, size: int, spec: str) -> nn.Module:

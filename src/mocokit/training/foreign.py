@@ -62,11 +62,19 @@ class LoadReport:
         return text + (f" ({self.missing[0]!r} is the first of those missing)" if self.missing else "")
 
 
-def load_weights(path: Path, backbone: nn.Module, *, allow_partial: bool = False) -> LoadReport:
+def load_weights(
+    path: Path,
+    backbone: nn.Module,
+    *,
+    allow_partial: bool = False,
+    source: Path | None = None,
+    flag: str = "--backbone",
+) -> LoadReport:
     """Put a safetensors file's weights into a backbone (an `Encoder.backbone`), in place.
 
     Names may carry the prefix of a checkpoint of mocokit's or of the usual wrappers (`backbone.`, `module.encoder_q.`);
-    the one under which most tensors fit is taken. Raises UsageError when less than 90 % of the backbone's tensors are
+    the one under which most tensors fit is taken. source: the file that the user named, where `path` was made from it.
+    flag: names another backbone, for the message. Raises UsageError when less than 90 % of the backbone's tensors are
     in the file (unless allow_partial; one at least must be), DamagedError when the file can't be parsed. Nothing is
     changed then.
     """
@@ -89,7 +97,9 @@ def load_weights(path: Path, backbone: nn.Module, *, allow_partial: bool = False
     )
     if not loaded or (report.share < LEAST_SHARE and not allow_partial):
         few = "" if not loaded else "; the missing ones would stay random. --allow-partial takes it all the same"
-        raise UsageError(f"{path} holds {report.told()}{few}. Name the backbone that the file was made for.")
+        raise UsageError(
+            f"{source or path} holds {report.told()}{few}. Name the backbone that the file was made for: {flag}."
+        )
     trunk.load_state_dict({name: stored[prefix + name] for name in found}, strict=False)
     return report
 
