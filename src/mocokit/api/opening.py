@@ -84,6 +84,9 @@ def native_side(source: ImageSource) -> int:
     count = len(source.index)
     sides = []
     for row in np.unique(np.linspace(0, count - 1, min(count, 16)).astype(int)).tolist():
+        if source.frames is not None:
+            sides.append(max(source.frames.size_of(row)))
+            continue
         try:
             sides.append(max(source.read(row).shape[:2]))
         except DataError:

@@ -28,10 +28,6 @@ UInt8Array = npt.NDArray[np.uint8]
 FloatArray = npt.NDArray[np.float64]
 Int64Array = npt.NDArray[np.int64]
 
-EXTENSIONS = (
-    ".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".ts", ".m2ts", ".wmv", ".flv", ".ogv", ".3gp",
-    ".gif",
-)  # fmt: skip
 FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegvideo,mpegts,asf,flv,ogg,gif"
 """The demuxers of FFmpeg that a file may be given to. Play lists are not among them: they name other files."""
 
