@@ -390,6 +390,11 @@ def default_backbone(image_size: int) -> str:
     return "small-cnn" if image_size <= 32 else "resnet18"
 
 
+def default_clip_backbone(image_size: int) -> str:
+    """The backbone for clips of that side in pixels."""
+    return "small-3d" if image_size <= 64 else "r3d_18"
+
+
 def recipe_notes(config: RunConfig) -> list[str]:
     """Plain sentences on what the run's recipe worked out or adapted to its data; nothing on what was set by hand.
 

@@ -86,7 +86,8 @@ def moving_shapes(seed: int = 0) -> GeneratedVideos:
         fields = bits.reshape(CANVAS, CANVAS, 4)[:, :, :3].astype(np.float64)
         noise = (fields / 65535 - 0.5) * 0.06
         picture = 0.06 + cover * (paint[row] - 0.06) + noise
-        return np.rint(np.clip(picture, 0, 1) * 255).astype(np.uint8)
+        levels: UInt8Array = np.rint(np.clip(picture, 0, 1) * 255).astype(np.uint8)
+        return levels
 
     return GeneratedVideos(index=index, frames=FRAMES, rate=RATE, side=CANVAS, read=read, labellings=labellings)
 

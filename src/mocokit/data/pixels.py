@@ -259,7 +259,7 @@ def _decode_all(
             _check_bad(source, skipped, done, max_bad)
             if progress is not None:
                 progress(done, rows)
-    replaced = _replacements(source.index, [sample.row for sample in skipped])
+    replaced = replacements(source.index, [sample.row for sample in skipped])
     for sample in skipped:
         shown = replaced[sample.row]
         pixels[sample.row], extents[sample.row] = pixels[shown], extents[shown]
@@ -318,7 +318,7 @@ def _check_bad(source: ImageSource, skipped: Sequence[SkippedSample], done: int,
     )
 
 
-def _replacements(index: SampleIndex, bad: Sequence[int]) -> Int64Array:
+def replacements(index: SampleIndex, bad: Sequence[int]) -> Int64Array:
     """[S] the row that each row shows. A bad row shows a readable one of its own split, so that no test picture
     slips into training."""
     replaced = np.arange(len(index), dtype=np.int64)

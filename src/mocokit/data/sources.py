@@ -21,8 +21,8 @@ from mocokit.data.blobs import public_name
 from mocokit.data.decode import DecodeLimits, UnreadableImageError, decode
 from mocokit.data.exclusion import read_exclude
 from mocokit.data.generated import GENERATED
-from mocokit.data.index import SampleIndex
 from mocokit.data.generated_videos import GENERATED_VIDEOS
+from mocokit.data.index import SampleIndex
 from mocokit.data.manifest import Columns, read_csv, read_list
 from mocokit.data.parquet import open_parquet
 from mocokit.data.scan import ScanReport, scan_folder

@@ -172,9 +172,7 @@ def _is_cover(stream: Any) -> bool:
 
 def _check_size(width: int, height: int, limits: VideoLimits) -> None:
     if width * height > limits.max_pixels:
-        raise UnreadableVideoError(
-            f"frames of {width} x {height}, more than the limit of {limits.max_pixels:,} pixels"
-        )
+        raise UnreadableVideoError(f"frames of {width} x {height}, more than the limit of {limits.max_pixels:,} pixels")
 
 
 def _from_packets(container: Any, stream: Any, limits: VideoLimits) -> tuple[Int64Array, Int64Array, float] | None:
@@ -222,7 +220,9 @@ def _by_decoding(av: Any, path: Path, limits: VideoLimits, height: int, width: i
             count += 1
             if count > limits.max_frames:
                 raise UnreadableVideoError(f"more than {limits.max_frames:,} frames")
-    return FrameTable(times=np.arange(count) / rate, stamps=None, keys=np.zeros(1, np.int64), height=height, width=width)
+    return FrameTable(
+        times=np.arange(count) / rate, stamps=None, keys=np.zeros(1, np.int64), height=height, width=width
+    )
 
 
 class _Clock:
@@ -401,5 +401,3 @@ class VideoCursor:
         method = "AREA" if height < frame.height or width < frame.width else "BICUBIC"
         rgb = frame.reformat(width=width, height=height, format="rgb24", interpolation=method).to_ndarray()
         return np.ascontiguousarray(np.rot90(rgb, turns))
-
-

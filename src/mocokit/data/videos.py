@@ -152,7 +152,7 @@ class _Drawn:
     def frame(self, number: int, side: int | None = None) -> UInt8Array:
         """See FrameReader. A smaller side takes the mean of the pixels that fall together."""
         picture = self._read(self._row, number)
-        height, width = fitted_size(*picture.shape[:2], side)
+        height, width = fitted_size(picture.shape[0], picture.shape[1], side)
         if (height, width) == picture.shape[:2]:
             return picture
         from PIL import Image
