@@ -226,6 +226,10 @@ def _pretrain(
         bn_shuffle(config.contrast, state, ranks)  # whether it can be done
         windows = planned(trace, config, schedule.total_steps, ranks.size) if trace else []
         if ranks.first:
+            if monitor and config.data.video == "clips":
+                raise UsageError(
+                    "--monitor reads images; clips have no such curve. Leave it out and use `mocokit evaluate`."
+                )
             labelled = _open_monitor(monitor, run, config) if monitor else None
             check_room(state, run.checkpoints)
             # Whatever the user can get wrong is found out by now: an earlier run is replaced only from here on.

@@ -30,6 +30,8 @@ from mocokit.cli import (
     studies,
     transfer,
 )
+from mocokit.cli import data, embed, evaluate, export, finetune, machine, pretrain, recipes, search, studies
+from mocokit.cli import data, evaluate, finetune, machine, motion, pretrain, recipes, studies
 from mocokit.cli.app import app
 from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
 from mocokit.training.launch import read_launch
@@ -53,6 +55,7 @@ __all__ = [
     "studies",
     "transfer",
 ]
+__all__ = ["app", "data", "evaluate", "finetune", "machine", "main", "motion", "pretrain", "recipes", "studies"]
 
 
 def main(arguments: list[str] | None = None) -> int:

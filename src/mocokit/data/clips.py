@@ -93,18 +93,24 @@ class ClipSource:
         return inside
 
 
+def with_motion(videos: VideoSet) -> VideoSet:
+    """The videos of at least two frames; the others are named in the report. Raises DataError when there are none."""
+    still = [row for row, table in enumerate(videos.tables) if len(table) < 2]
+    if len(still) == len(videos.tables):
+        raise DataError(f"None of the {len(still):,} videos in {videos.name} has two frames. Use --video frames.")
+    broken = [(videos.index.names[row], "1 frame: nothing moves in it") for row in still]
+    report = replace(videos.report, broken=[*videos.report.broken, *broken])
+    moving = np.setdiff1d(np.arange(len(videos.tables)), np.array(still, np.int64))
+    return replace(videos.subset(moving), report=report)
+
+
 def open_clips(videos: VideoSet, config: ClipConfig) -> ClipSource:
     """The clips of a set: one after the other, and a last one that ends with the video where half a clip is left.
 
     A video shorter than a clip gives one that holds its last frame; one of a single frame gives none and is named in
     the report. Raises DataError when no video has two frames.
     """
-    still = [row for row, table in enumerate(videos.tables) if len(table) < 2]
-    if len(still) == len(videos.tables):
-        raise DataError(f"None of the {len(still):,} videos in {videos.name} has two frames. Use --video frames.")
-    broken = [(videos.index.names[row], "1 frame: nothing moves in it") for row in still]
-    report = replace(videos.report, broken=[*videos.report.broken, *broken])
-    videos = replace(videos.subset(np.setdiff1d(np.arange(len(videos.tables)), still)), report=report)
+    videos = with_motion(videos)
     shown = [table.steady_frames() for table in videos.tables]
     kept = [np.unique(one) for one in shown]
     offsets = np.concatenate([[0], np.cumsum([len(one) for one in kept])])
@@ -126,7 +132,7 @@ def open_clips(videos: VideoSet, config: ClipConfig) -> ClipSource:
         rate=np.array([table.rate for table in videos.tables]),
         video=video.astype(np.int64),
         start=start.astype(np.int64),
-        report=report,
+        report=videos.report,
     )
 
 

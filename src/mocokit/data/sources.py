@@ -44,6 +44,8 @@ class FrameReading:
     """Row, side -> RGB uint8 [h, w, 3], shrunk until no side is longer; raises UnreadableImageError."""
     decoder: str
     """What decodes, with its version: pixels of another one may differ."""
+    video_of: npt.NDArray[np.int64]
+    """[S] the video that a row is of, as its row in the set of videos that was opened."""
 
     def subset(self, rows: npt.NDArray[np.integer]) -> FrameReading:
         """That of some rows, in the order given."""
@@ -51,6 +53,7 @@ class FrameReading:
         return replace(
             self,
             run_of=self.run_of[rows],
+            video_of=self.video_of[rows],
             size_of=lambda row: size_of(chosen[row]),
             fitted=lambda row, side: fitted(chosen[row], side),
         )

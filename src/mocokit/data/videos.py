@@ -68,17 +68,20 @@ class VideoSet:
     """Row -> a new reader of that video."""
     decoder: str
     """What decodes, with its version."""
+    file: Callable[[int], Path] | None = None
+    """Row -> the video's file; None for a generated set."""
     report: ScanReport = field(default_factory=ScanReport)
     """What was passed over."""
 
     def subset(self, rows: npt.NDArray[np.integer]) -> VideoSet:
         """The set of some videos, in the order given."""
-        chosen, reader = rows.tolist(), self.reader
+        chosen, reader, file = rows.tolist(), self.reader, self.file
         return replace(
             self,
             index=self.index.subset(rows),
             tables=tuple(self.tables[row] for row in chosen),
             reader=lambda row: reader(chosen[row]),
+            file=None if file is None else lambda row: file(chosen[row]),
         )
 
     def groups(self) -> Int64Array:
@@ -115,6 +118,21 @@ def open_videos(
     else:
         found = _open_files(Path(spec), columns, root, limits or VideoLimits(), workers, progress)
     return found if split is None else found.subset(found.index.rows_of(split))
+
+
+def holds_videos(spec: str) -> bool:
+    """Whether the name is that of videos and not of pictures: a generated set, a video, a folder or list with some."""
+    if spec in GENERATED_VIDEOS:
+        return True
+    path = Path(spec)
+    plain = tuple(extension for extension in VIDEO_EXTENSIONS if extension != ".gif")  # a GIF is a picture as well
+    if path.is_dir():
+        return any(name.lower().endswith(plain) for _, _, names in os.walk(path) for name in names)
+    if path.suffix.lower() in (".csv", ".txt") and path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            start = stream.read(65536).lower()
+        return any(extension in start for extension in plain)
+    return is_video_file(path)
 
 
 def is_video_file(path: Path) -> bool:
@@ -204,6 +222,7 @@ def _open_files(
         tables=kept,
         reader=lambda row: VideoCursor(_file(folder, names[row]), kept[row], limits),
         decoder=f"av {av.__version__}",
+        file=lambda row: _file(folder, names[row]),
         report=report,
     )
 
@@ -290,6 +309,7 @@ def frame_source(videos: VideoSet, picks: Sequence[Int64Array], *, named: str = 
             size_of=size_of,
             fitted=lambda row, side: reader(row).frame(int(number[row]), side),
             decoder=videos.decoder,
+            video_of=video.astype(np.int64),
         ),
     )
 
