@@ -1,7 +1,7 @@
 """`moving-shapes`: videos that need no files, in which motion, shape and colour have nothing to do with each other.
 
-Four motions (line, circle, swing, kick) of three shapes in two colours, 35 videos of each kind: 840 videos of 16
-frames at 8 a second, 24 x 24 pixels, 600 for training and 240 for testing. The canvas has no edges: what leaves on
+Four motions (line, circle, swing, kick) of three shapes in two colours, 35 videos of each kind: 840 videos of 24
+frames, one second long, 24 x 24 pixels, 600 for training and 240 for testing. The canvas has no edges: what leaves on
 one side enters on the other. So a shape is anywhere with the same chance at any moment of any motion, and no single
 frame tells the motion; red and blue have the same channel sum.
 
@@ -29,7 +29,7 @@ FloatArray = npt.NDArray[np.float64]
 Int64Array = npt.NDArray[np.int64]
 
 MOTIONS = ("line", "circle", "swing", "kick")
-CANVAS, FRAMES, RATE = 24, 16, 8.0
+CANVAS, FRAMES, RATE = 24, 24, 24.0
 PER_CELL, TRAIN_PER_CELL = 35, 25
 _KICK = 8  # frames from one kick to the next
 
@@ -93,7 +93,7 @@ def moving_shapes(seed: int = 0) -> GeneratedVideos:
 
 
 def _paths(seed: int, motion: Int64Array, ids: Int64Array) -> tuple[FloatArray, FloatArray]:
-    """Where the centre is, pixels down and across, [V, FRAMES]. All motions go about 1.5 pixels a frame on average."""
+    """Where the centre is, pixels down and across, [V, FRAMES]. All motions go about 1.25 pixels a frame on average."""
     key, t = word("moving shapes"), np.arange(FRAMES, dtype=np.float64)
 
     def draw(name: str, low: float, high: float) -> FloatArray:
@@ -102,16 +102,16 @@ def _paths(seed: int, motion: Int64Array, ids: Int64Array) -> tuple[FloatArray, 
 
     angle, phase, pace = draw("angle", 0, 2 * math.pi), draw("phase", 0, 1), draw("pace", 0.75, 1.25)
     along = {
-        "line": 1.5 * pace * t,
-        "swing": 4.0 * _sine(pace * t / 10 + phase),
-        "kick": 12.0 * _kicks(pace * t / _KICK + phase),
+        "line": 1.25 * pace * t,
+        "swing": 4.0 * _sine(pace * t / 12.8 + phase),
+        "kick": 10.0 * _kicks(pace * t / _KICK + phase),
     }
-    turn = pace * t / 13 + phase
+    turn = pace * t / 16 + phase
     moved_down, moved_across = np.zeros((len(ids), FRAMES)), np.zeros((len(ids), FRAMES))
     for number, name in enumerate(MOTIONS):
         mine = motion == number
         if name == "circle":
-            moved_down[mine], moved_across[mine] = 3.1 * _sine(turn)[mine], 3.1 * _sine(turn + 0.25)[mine]
+            moved_down[mine], moved_across[mine] = 3.2 * _sine(turn)[mine], 3.2 * _sine(turn + 0.25)[mine]
         else:
             moved_down[mine] = (along[name] * _sine(angle / (2 * math.pi)))[mine]
             moved_across[mine] = (along[name] * _sine(angle / (2 * math.pi) + 0.25))[mine]
