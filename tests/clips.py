@@ -64,3 +64,29 @@ def write_sound(path: Path) -> Path:
         container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return path
+
+
+def write_motion(root: Path, per_class: int = 12, count: int = 16) -> Path:
+    """`right`: a bar that goes right; `jump`: one that jumps about. And a file that is no video."""
+    rng = np.random.default_rng(0)
+    for kind in ("jump", "right"):
+        (root / kind).mkdir(parents=True)
+        for number in range(per_class):
+            start = int(rng.integers(0, 32))
+            frames = np.zeros((count, 24, 32, 3), np.uint8)
+            for t in range(count):
+                place = (start + 2 * t) % 32 if kind == "right" else int(rng.integers(0, 32))
+                frames[t, :, (place + np.arange(6)) % 32] = rng.integers(120, 255)
+            _encode(root / kind / f"{number:02d}.mp4", frames, rate=16)
+    (root / "broken.mp4").write_bytes(b"\0" * 100)
+    return root
+
+
+def _encode(path: Path, frames: NDArray[np.uint8], rate: int) -> None:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=rate)
+        stream.height, stream.width, stream.pix_fmt = frames.shape[1], frames.shape[2], "yuv420p"
+        stream.bit_rate = 1_000_000
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())

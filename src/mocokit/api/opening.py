@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from mocokit import config as configuration
-from mocokit.data.clips import ClipConfig, ClipSource, ClipStore, build_clip_store, open_clip_store, open_clips, usual_stride
+from mocokit.data.clips import (
+    ClipConfig,
+    ClipSource,
+    ClipStore,
+    build_clip_store,
+    open_clip_store,
+    open_clips,
+    usual_stride,
+)
 from mocokit.data.exclusion import read_exclude
 from mocokit.data.pixels import PixelStore, build_pixel_store, open_pixel_store, side_for
 from mocokit.data.sources import ImageSource, open_source
