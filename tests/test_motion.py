@@ -179,7 +179,7 @@ def test_a_run_on_clips_says_what_it_was_made_of(videos: Path, clip_run: Path) -
     skipped = [json.loads(line) for line in (clip_run / "skipped.jsonl").read_text().splitlines()]
     assert [(one["row"], one["name"]) for one in skipped] == [(-1, "broken.mp4")]
     assert (clip_run / "samples" / "pairs0.png").stat().st_size > 1000
-    masked = [json.loads(line)["masked_share"] for line in (clip_run / "metrics.jsonl").read_text().splitlines()]
+    masked = [json.loads(line)["masked"] for line in (clip_run / "loss.jsonl").read_text().splitlines()]
     assert masked[-1] > 0
 
 

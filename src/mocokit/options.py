@@ -14,10 +14,10 @@ from cyclopts import Group, Parameter, Token
 _COMMON = Group("Common", sort_key=1)
 _MOCO = Group("Momentum contrast", sort_key=2)
 _DATA = Group("Data and views", sort_key=3)
-_VIDEO = Group("Video", sort_key=4)
-_OPTIM = Group("Optimiser", sort_key=5)
-_HARDWARE = Group("Hardware", sort_key=6)
-_OUTPUT = Group("Output", sort_key=7)
+_VIDEO = Group("Video", sort_key=3)
+_OPTIM = Group("Optimiser", sort_key=4)
+_HARDWARE = Group("Hardware", sort_key=5)
+_OUTPUT = Group("Output", sort_key=6)
 
 
 def _in(group: Group, *names: str) -> Parameter:

@@ -22,5 +22,5 @@ app = App(
 )
 
 REQUIRED = Group("Required", sort_key=0)
-OUTPUT = Group("Output", sort_key=7)
+OUTPUT = Group("Output", sort_key=6)
 Flag = Parameter(negative=(), group=OUTPUT)

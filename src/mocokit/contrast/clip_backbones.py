@@ -14,7 +14,7 @@ Stem = Literal["auto", "small", "standard"]
 TORCHVISION_VIDEO = ("r3d_18", "mc3_18", "r2plus1d_18")
 """Tran et al. 2018, "A closer look at spatiotemporal convolutions": R3D-18, MC3-18 and R(2+1)D-18."""
 CLIP_BACKBONES = ("small-3d", *TORCHVISION_VIDEO)
-_SMALL_WIDTHS = (16, 32, 64, 128)
+_SMALL_WIDTHS = (8, 16, 32, 64)
 
 
 class UnknownBackboneError(ValueError):

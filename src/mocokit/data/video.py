@@ -115,15 +115,13 @@ def frame_table(path: Path, limits: VideoLimits | None = None) -> FrameTable:
     _check_file(path, limits)
     try:
         with _open(av, path) as container:
-            stream = _video_stream(container, limits)
-            found = _from_packets(container, stream, limits)
-        first = _first_frame(av, path, limits)
+            first, found = _from_packets(av, container, _video_stream(container, limits), limits)
         height, width = _shown_size(first)
-        if found is not None and first.pts == found[0][0]:
-            stamps, keys, base = found
-            times = (stamps - stamps[0]) * base
-            return FrameTable(times=times, stamps=stamps, keys=keys, height=height, width=width)
-        return _by_decoding(av, path, limits, height, width)
+        if found is None or first.pts != found[0][0]:
+            return _by_decoding(av, path, limits, height, width)
+        stamps, keys, base = found
+        times = (stamps - stamps[0]) * base
+        return FrameTable(times=times, stamps=stamps, keys=keys, height=height, width=width)
     except (av.error.FFmpegError, OSError, ValueError, MemoryError) as error:
         raise UnreadableVideoError(_words(error)) from error
 
@@ -175,17 +173,23 @@ def _check_size(width: int, height: int, limits: VideoLimits) -> None:
         raise UnreadableVideoError(f"frames of {width} x {height}, more than the limit of {limits.max_pixels:,} pixels")
 
 
-def _from_packets(container: Any, stream: Any, limits: VideoLimits) -> tuple[Int64Array, Int64Array, float] | None:
-    """Time stamps, key frames and seconds of a unit, from the packets alone; None where they can't be trusted.
+def _from_packets(
+    av: Any, container: Any, stream: Any, limits: VideoLimits
+) -> tuple[Any, tuple[Int64Array, Int64Array, float] | None]:
+    """The first frame; and time stamps, key frames and seconds of a unit, from the packets alone.
 
-    In AVI, and wherever a packet lacks its stamp or two share one, the stamps don't tell the order.
+    None for the latter where they can't be trusted: in AVI, and wherever a packet lacks its stamp or two share one,
+    the stamps don't tell the order.
     """
     stamps: list[int] = []
     keys: list[int] = []
     trusted = container.format.name not in _WITHOUT_STAMPS and stream.time_base is not None
+    first: Any = None
     clock = _Clock(limits)
     for packet in _packets(container, stream):
         clock.tick()
+        if first is None:
+            first = next(iter(_decoded(av, packet)), None)
         if not packet.size or packet.is_discard or packet.is_corrupt:
             continue
         if packet.pts is None:
@@ -196,18 +200,14 @@ def _from_packets(container: Any, stream: Any, limits: VideoLimits) -> tuple[Int
             keys.append(packet.pts)
         if len(stamps) > limits.max_frames:
             raise UnreadableVideoError(f"more than {limits.max_frames:,} frames")
+    if first is None:
+        raise UnreadableVideoError("no frame in it can be decoded")
+    _check_size(first.width, first.height, limits)
     if not trusted or not stamps or len(set(stamps)) < len(stamps):
-        return None
+        return first, None
     ordered = np.array(sorted(stamps), np.int64)
     numbers = np.searchsorted(ordered, np.array(sorted(keys), np.int64)).astype(np.int64)
-    return ordered, np.union1d(numbers, [0]).astype(np.int64), float(stream.time_base)
-
-
-def _first_frame(av: Any, path: Path, limits: VideoLimits) -> Any:
-    with _open(av, path) as container:
-        for frame in _frames(av, container, _video_stream(container, limits), limits):
-            return frame
-    raise UnreadableVideoError("no frame in it can be decoded")
+    return first, (ordered, np.union1d(numbers, [0]).astype(np.int64), float(stream.time_base))
 
 
 def _by_decoding(av: Any, path: Path, limits: VideoLimits, height: int, width: int) -> FrameTable:
@@ -257,21 +257,23 @@ def _packets(container: Any, stream: Any) -> Iterator[Any]:
         yield packet
 
 
+def _decoded(av: Any, packet: Any) -> list[Any]:
+    """The frames that come of a packet; none of a damaged one."""
+    try:
+        return list(packet.decode())
+    except (av.error.FFmpegError, OSError):
+        return []
+
+
 def _frames(av: Any, container: Any, stream: Any, limits: VideoLimits) -> Iterator[Any]:
     """Decoded frames in the order they are shown; a packet that can't be decoded gives none, as in FFmpeg itself."""
     clock = _Clock(limits)
-    for packet in _packets(container, stream):
-        try:
-            decoded = packet.decode()
-        except (av.error.FFmpegError, OSError):
-            clock.wait()
-            continue
-        for frame in decoded:
+    for packet in _packets(container, stream):  # the last one is empty and drains the decoder
+        for frame in _decoded(av, packet):
             clock.tick()
             _check_size(frame.width, frame.height, limits)
             yield frame
         clock.wait()
-    # av's demuxer ends with an empty packet, which drains the decoder.
 
 
 def _shown_size(frame: Any) -> tuple[int, int]:
@@ -297,6 +299,9 @@ class VideoCursor:
     def __init__(self, path: Path, table: FrameTable, limits: VideoLimits | None = None) -> None:
         self.path, self.table, self.limits = path, table, limits or VideoLimits()
         self._av = require_av()
+        stamps = () if table.stamps is None else table.stamps.tolist()
+        self._numbers = {stamp: number for number, stamp in enumerate(stamps)}
+        self._reformatter = self._av.video.reformatter.VideoReformatter()
         self._container: Any = None
         self._stream: Any = None
         self._coming: Iterator[tuple[int, Any]] = iter(())
@@ -365,14 +370,14 @@ class VideoCursor:
         After a seek this ends at the first sign that the decoder lacks something: a frame after the key frame that
         comes without the key frame itself, that is missing, or that is marked as damaged.
         """
-        stamps, expected = self.table.stamps, key
+        expected = key
         frames = _frames(self._av, self._container, self._stream, self.limits)
-        if stamps is None:
+        if self.table.stamps is None:
             yield from enumerate(frames)
             return
         for frame in frames:
-            number = int(np.searchsorted(stamps, frame.pts)) if frame.pts is not None else len(stamps)
-            if number >= len(stamps) or stamps[number] != frame.pts:
+            number = self._numbers.get(frame.pts, -1)
+            if number < 0:
                 if self._sought and expected > key:
                     return
                 continue
@@ -399,5 +404,6 @@ class VideoCursor:
         if turns % 2:
             height, width = width, height
         method = "AREA" if height < frame.height or width < frame.width else "BICUBIC"
-        rgb = frame.reformat(width=width, height=height, format="rgb24", interpolation=method).to_ndarray()
+        # One reformatter for all frames: a frame's own would set up its scaler anew each time.
+        rgb = self._reformatter.reformat(frame, width, height, "rgb24", interpolation=method).to_ndarray()
         return np.ascontiguousarray(np.rot90(rgb, turns))

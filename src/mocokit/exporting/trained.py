@@ -72,8 +72,8 @@ def open_trained(place: Place | Trained, step: int | None = None) -> Trained:
     run = place if isinstance(place, Run) else load_run(path, step=step)
     if run.config.data.video == "clips":
         raise UsageError(
-            f"{path} was trained on clips of video, and this reads images. Use a run of `--video frames`; clips are for "
-            "`mocokit evaluate` and `mocokit motion`."
+            f"{path} was trained on clips of video, and this reads images. Use a run of `--video frames`; clips are "
+            "for `mocokit evaluate` and `mocokit motion`."
         )
     weights = run.found.manifest["files"]["model.safetensors"]["sha256"]
     return Trained(path, run.config.encoder, run.config.views, weights, run.step, run, None)
