@@ -42,7 +42,7 @@ class PretrainOptions:
     """Everything a recipe decides and a flag may change."""
 
     recipe: Annotated[str | None, _in(_COMMON)] = None
-    "Settings to start from: auto, small, digits, moco-v1, moco-v2, moco-v3, moco-v3-vit, simclr, byol, and these methods with -cifar, -small or -medical (`mocokit recipes`). auto: small below 200,000 images, else moco-v2."  # noqa: E501
+    "Settings to start from: auto, small, digits, moving-shapes, moco-v1, moco-v2, moco-v3, moco-v3-vit, simclr, byol, and these methods with -cifar, -small or -medical (`mocokit recipes`). auto: small below 200,000 images, else moco-v2."  # noqa: E501
     epochs: Annotated[int | None, _int_in(_COMMON)] = None
     "Passes over the data."
     batch_size: Annotated[int | None, _int_in(_COMMON)] = None
