@@ -7,8 +7,8 @@ Trains, on the generated `moving-shapes` (motion, shape and colour independent o
     frames      single frames as pictures (--video frames), the same views
 
 and reads motion and shape from each with all labels, by kNN and by a linear probe, on 240 test videos beside random
-weights, pixels and colours. Intervals (95 %) are over seeds and test videos. Frames are read by video too (the mean over
-a video's frames), so that both are judged on the same videos.
+weights, pixels and colours. Intervals (95 %) are over seeds and test videos. Frames are read by video too (the mean
+over a video's frames), so that both are judged on the same videos.
 
     python -m benchmarks.motion --out runs/motion                 # three seeds
     python -m benchmarks.motion --out runs/motion --seeds 0       # one

@@ -6,17 +6,20 @@ Ours is everything that `pretrain --video clips` does before its first step: lis
 decode every frame by number, shrink it and put it into the store. PyAV alone opens each file, decodes it from beginning
 to end and shrinks every frame with the same filter into an array made beforehand. Both use as many threads, each with
 files of its own, one decoder thread each. Reported: the median over rounds of PyAV's time / ours (above 1 is faster)
-with a 95 % bootstrap interval, by the clock and by processor seconds, which what else the machine does hardly moves. The
-ways come in random order within a round, and their frames are compared.
+with a 95 % bootstrap interval, by the clock and by processor seconds, which what else the machine does hardly moves.
+The ways come in random order within a round, and their frames are compared.
 
     python -m benchmarks.video FOLDER                       # videos of your own
     python -m benchmarks.video --rounds 10 --threads 2      # 8 written ones, 640 x 360
+    python -m benchmarks.video FOLDER --check 3             # no times: is every frame exact, in 3 processes?
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mocokit.data.pixels import build_pixel_store
-from mocokit.data.video import fitted_size, frame_table
+from mocokit.data.video import VideoCursor, fitted_size, frame_table
 from mocokit.data.videos import VideoSet, frame_source, open_videos
 from mocokit.training.environment import environment
 
@@ -150,18 +153,55 @@ def _ratios(seconds: dict[str, list[float]], rng: np.random.Generator) -> dict[s
     return found
 
 
+def check(folder: Path, processes: int, limit: int = 10) -> dict[str, object]:
+    """Every frame of up to `limit` videos, out of order, in several processes, against decoding from the beginning.
+
+    Each process visits all frames in strides of its own, the passes in random order, and jumps about 20 times more.
+    """
+    names = open_videos(folder).index.names[:limit]
+    jobs = [(str(folder / name), seed) for seed in range(processes) for name in names]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        found = pool.map(_out_of_order, jobs, chunksize=1)
+    wrong = []
+    frames = 0
+    for place, name in enumerate(names):
+        with av.open(str(folder / name), metadata_errors="replace") as container:
+            container.streams.video[0].codec_context.thread_count = 1
+            turned = [(np.rot90(f.to_ndarray(format="rgb24"), f.rotation // 90)) for f in container.decode(video=0)]
+        expected = [hashlib.sha256(np.ascontiguousarray(rgb).tobytes()).hexdigest() for rgb in turned]
+        frames += len(expected)
+        wrong += [name for part in found[place :: len(names)] if part != expected]
+    return {"videos": list(names), "frames": frames, "processes": processes, "wrong": wrong}
+
+
+def _out_of_order(job: tuple[str, int]) -> list[str]:
+    path, seed = Path(job[0]), job[1]
+    table = frame_table(path)
+    rng = np.random.default_rng(seed)
+    cursor = VideoCursor(path, table)
+    found: dict[int, str] = {}
+    step = 4 + seed
+    visits = [number for start in rng.permutation(step) for number in range(int(start), len(table), step)]
+    for number in [*visits, *rng.integers(0, len(table), 20).tolist()]:
+        digest = hashlib.sha256(cursor.frame(number).tobytes()).hexdigest()
+        if found.setdefault(number, digest) != digest:
+            found[number] = "two different ones"
+    return [found[number] for number in range(len(table))]
+
+
 def main() -> None:
     """Parse, compare, print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--check", type=int, default=0, metavar="PROCESSES")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = given.folder or Path(made)
         if given.folder is None:
             write_videos(folder)
-        result = compare(folder, given.rounds, given.threads)
+        result = check(folder, given.check) if given.check else compare(folder, given.rounds, given.threads)
     print(json.dumps({**result, "environment": environment()}, indent=2))
 
 

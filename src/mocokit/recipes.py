@@ -434,8 +434,8 @@ def recipe_notes(config: RunConfig) -> list[str]:
         usual = f"the power of two nearest to an eighth of {S:,} images"
         exact = 2 ** round(math.log2(max(S / 8, 1))) == config.contrast.K
         notes.append(_note("contrast.K", config.contrast.K, usual if exact else limits[config.contrast.K]))
-    usual = default_clip_backbone(size) if config.encoder.clip else default_backbone(size)
-    if "backbone" in recipe.fitted and config.encoder.backbone == usual:
+    backbone = default_clip_backbone(size) if config.encoder.clip else default_backbone(size)
+    if "backbone" in recipe.fitted and config.encoder.backbone == backbone:
         published = RECIPES[config.recipe].setting == "imagenet"
         other = "the paper's is ResNet-50 (--backbone resnet50)" if published else "name another freely"
         notes.append(_note("encoder.backbone", config.encoder.backbone, f"for views of {size} px; {other}"))

@@ -405,5 +405,5 @@ class VideoCursor:
             height, width = width, height
         method = "AREA" if height < frame.height or width < frame.width else "BICUBIC"
         # One reformatter for all frames: a frame's own would set up its scaler anew each time.
-        rgb = self._reformatter.reformat(frame, width, height, "rgb24", interpolation=method, threads=1).to_ndarray()
+        rgb = self._reformatter.reformat(frame, width, height, "rgb24", interpolation=method).to_ndarray()
         return np.ascontiguousarray(np.rot90(rgb, turns))
