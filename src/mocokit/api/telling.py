@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -146,3 +147,14 @@ def strip(x: Tensor) -> Tensor:
         return x
     T = x.shape[2]
     return torch.cat([x[:, :, frame] for frame in (0, T // 2, T - 1)], 2)
+
+
+def picture_of(store: Store, row: int) -> npt.NDArray[np.uint8]:
+    """A row's own picture, uint8 [h, w, 3]; of a clip its first, middle and last frame side by side."""
+    pixels, extents = store.batch(np.array([row]))
+    height, width = extents[0].tolist()
+    shown = pixels[0, ..., :height, :width]
+    if shown.ndim == 4:
+        T = shown.shape[1]
+        shown = torch.cat([shown[:, frame] for frame in (0, T // 2, T - 1)], 2)
+    return np.ascontiguousarray(shown.permute(1, 2, 0).numpy())

@@ -22,6 +22,7 @@ from mocokit.cli import (
     export,
     finetune,
     machine,
+    motion,
     pretrain,
     proof,
     recipes,
@@ -30,9 +31,6 @@ from mocokit.cli import (
     studies,
     transfer,
 )
-from mocokit.cli import data, embed, evaluate, export, finetune, machine, pretrain, recipes, search, studies
-from mocokit.cli import data, evaluate, finetune, machine, motion, pretrain, recipes, studies
-from mocokit.cli import data, embed, evaluate, export, finetune, machine, motion, pretrain, recipes, search, studies
 from mocokit.cli.app import app
 from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
 from mocokit.training.launch import read_launch

@@ -169,8 +169,17 @@ SECTIONS: dict[str, type] = {
 
 LATER: dict[str, tuple[str, ...]] = {
     "data": (
-        "exclude", "exclude_sha256", "init", "init_sha256", "allow_partial",
-        "video", "frame_rate", "clip_frames", "clip_stride", "clip_speed", "max_gap",
+        "exclude",
+        "exclude_sha256",
+        "init",
+        "init_sha256",
+        "allow_partial",
+        "video",
+        "frame_rate",
+        "clip_frames",
+        "clip_stride",
+        "clip_speed",
+        "max_gap",
     ),
     "encoder": ("clip",),
     "views": ("solarize", "blur_second", "solarize_second"),
