@@ -161,7 +161,7 @@ def assemble(
     split: str | None,
     index_hash: str,
     exclude_sha256: str | None = None,
-    clip_stride: int = 1,
+    clip_stride: int | None = None,
 ) -> RunConfig:
     """The whole configuration of a new run.
 
@@ -219,7 +219,8 @@ def assemble(
         section, key = _PLACES[flag]
         changes[section][key] = value
     explicit = {(section, key) for section, values in changes.items() for key in values}
-    changes["data"]["clip_stride"] = clip_stride
+    if clip_stride is not None:
+        changes["data"]["clip_stride"] = clip_stride
     _fit_to_video(changes, explicit)
     sections = {section: _rebuild(current, changes[section]) for section, current in sections.items()}
     _fit_to_data(sections, explicit, recipe.fitted, images, size)

@@ -78,7 +78,7 @@ def configure(
         split=split,
         index_hash=source.index.hash,
         exclude_sha256=None if exclude is None else read_exclude(exclude).sha256,
-        clip_stride=source.config.stride if isinstance(source, ClipSource) else 1,
+        clip_stride=source.config.stride if isinstance(source, ClipSource) else None,
     )
     return source, config
 
