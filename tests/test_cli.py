@@ -480,7 +480,7 @@ def test_a_disk_that_fills_up_on_the_way(
         (OSError(5, "Input/output error", "x.png"), None, "failed", "OSError: [Errno 5] Input/output error: 'x.png'"),
     ],
 )
-@pytest.mark.parametrize("where", ["build_pixel_store", "run_training"])
+@pytest.mark.parametrize("where", ["build_store", "run_training"])
 def test_a_bug_or_an_interrupt_is_written_down_and_the_folder_given_back(
     call: Call,
     data: Path,

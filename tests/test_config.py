@@ -87,6 +87,12 @@ GIVEN: dict[str, tuple[Any, Any]] = {
     "blur": (True, False),
     "exclude": ("a.txt", "b.txt"),
     "max_bad": (0.2, 0.3),
+    "video": ("frames", "clips"),
+    "frame_rate": (2.0, 3.0),
+    "clip_frames": (4, 6),
+    "clip_stride": (3, 5),
+    "clip_speed": (2, 3),
+    "max_gap": (0.5, 2.0),
     "optimizer": ("lars", "adamw"),
     "lr": (0.5, 0.6),
     "sgd_momentum": (0.1, 0.2),
@@ -124,6 +130,9 @@ def test_every_option_has_an_effect(make: Make, name: str) -> None:
         assert (one[section].pop(key), other[section].pop(key)) == GIVEN[name]
         if name == "epochs":  # how often the curve is read follows from it
             del one["train"]["eval_every"], other["train"]["eval_every"]
+        if name == "video":  # an encoder of clips is another one
+            assert (one["encoder"].pop("clip"), other["encoder"].pop("clip")) == (0, 8)
+            del one["encoder"]["backbone"], other["encoder"]["backbone"]
         if name == "batch_size":  # so do K's least value and the checkpoints
             for plain in (one, other):
                 del plain["contrast"]["K"], plain["train"]["checkpoint_every"]
@@ -537,6 +546,8 @@ def test_a_later_key_away_from_its_default_is_in_the_digest(make: Make, section:
     default = getattr(getattr(make(), section), key)
     value = other_values(f"{section}.{key}", default, get_type_hints(SECTIONS[section])[key])[0]
     changes = {section: {key: value}}
+    if key == "clip":
+        changes = {"data": {"video": "clips", "clip_frames": value}}
     if key == "trust":
         changes = {section: {key: value, "kind": "lars"}}
         assert make(yaml.safe_dump(changes)).digest() != make(optimizer="lars").digest()

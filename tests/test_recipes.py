@@ -37,7 +37,7 @@ def made(name: str, images: int = 1_281_167, size: int = 224, text: Path | None 
 
 
 def test_every_method_has_every_setting() -> None:
-    expected = {"small", "digits", "moco-v3-vit"}
+    expected = {"small", "digits", "moving-shapes", "moco-v3-vit"}
     expected |= {method + suffix for method in METHODS for suffix in ("", "-cifar", "-small", "-medical")}
     assert set(RECIPES) == expected
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api import lab as lab
     from mocokit.api import load as load
     from mocokit.api import load_run as load_run
+    from mocokit.api import motion as motion
     from mocokit.api import named_recipes as named_recipes
     from mocokit.api import pack as pack
     from mocokit.api import plan as plan
@@ -58,6 +59,7 @@ if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.contrast.steps import moco_step_ema_first as moco_step_ema_first
     from mocokit.contrast.steps import moco_step_paper as moco_step_paper
     from mocokit.data.sources import open_source as open_source
+    from mocokit.data.videos import open_videos as open_videos
     from mocokit.data.views import ViewConfig as ViewConfig
     from mocokit.data.views import make_views as make_views
     from mocokit.data.views import view_recipe as view_recipe
@@ -75,6 +77,27 @@ _WHERE = {
         "load", "load_run", "named_recipes", "pack", "plan", "predict", "pretrain", "recipe_sheet", "replay",
         "report", "search_add", "search_app", "search_build", "search_duplicates", "search_eval", "search_page",
         "search_query", "search_remove", "search_serve", "stepper", "transfer", "verify",
+        "Plan", "ablate", "check", "compare", "doctor", "evaluate", "finetune", "lab", "load_run", "named_recipes",
+        "pack", "plan", "predict", "pretrain", "recipe_sheet", "transfer",
+        "Plan", "ablate", "doctor", "embed", "evaluate", "export", "lab", "load", "load_run", "named_recipes",
+        "pack", "plan", "pretrain", "recipe_sheet", "search_add", "search_app", "search_build", "search_duplicates",
+        "search_eval", "search_page", "search_query", "search_remove", "search_serve",
+        "Plan", "ablate", "doctor", "evaluate", "lab", "load_run", "named_recipes", "pack", "plan", "pretrain",
+        "recipe_sheet",
+        "Plan",
+        "ablate",
+        "doctor",
+        "evaluate",
+        "lab",
+        "load_run",
+        "pack",
+        "plan",
+        "pretrain",
+        "report",
+        "stepper",
+        "recipe_sheet", "replay", "verify",
+        "Plan", "ablate", "doctor", "evaluate", "finetune", "lab", "load_run", "motion", "named_recipes", "pack",
+        "plan", "predict", "pretrain", "recipe_sheet",
     ),
     "mocokit.api.estimator": ("MoCoEncoder",),
     "mocokit.contrast.encoders": ("Encoder", "EncoderConfig", "EncoderPair", "build_encoder"),
@@ -83,6 +106,7 @@ _WHERE = {
     "mocokit.contrast.momentum": ("ema_update_", "momentum_at"),
     "mocokit.contrast.steps": ("ContrastConfig", "Scoring", "ViewPair", "moco_step_ema_first", "moco_step_paper"),
     "mocokit.data.sources": ("open_source",),
+    "mocokit.data.videos": ("open_videos",),
     "mocokit.data.views": ("ViewConfig", "make_views", "view_recipe"),
     "mocokit.evaluation.tuning": ("TuneSettings",),
     "mocokit.evaluation.verdict": ("Verdict",),

@@ -16,7 +16,7 @@ import yaml
 from mocokit.data.views import ViewConfig, view_recipe
 from mocokit.errors import UsageError, did_you_mean
 from mocokit.options import PretrainOptions
-from mocokit.recipes import RECIPES, DataFacts, auto_recipe, default_backbone, default_queue_size
+from mocokit.recipes import RECIPES, DataFacts, auto_recipe, default_backbone, default_clip_backbone, default_queue_size
 from mocokit.training.precision import ExecutionConfig
 from mocokit.training.settings import (
     MISFIT,
@@ -24,6 +24,7 @@ from mocokit.training.settings import (
     DataConfig,
     RunConfig,
     TrainConfig,
+    default_of,
     fit,
     load_yaml,
     shown,
@@ -72,6 +73,12 @@ _PLACES: dict[str, tuple[str, str]] = {
     "max_bad": ("data", "max_bad"),
     "init": ("data", "init"),
     "allow_partial": ("data", "allow_partial"),
+    "video": ("data", "video"),
+    "frame_rate": ("data", "frame_rate"),
+    "clip_frames": ("data", "clip_frames"),
+    "clip_stride": ("data", "clip_stride"),
+    "clip_speed": ("data", "clip_speed"),
+    "max_gap": ("data", "max_gap"),
     "device": ("execution", "device"),
     "threads": ("execution", "threads"),
     "precision": ("execution", "precision"),
@@ -154,11 +161,13 @@ def assemble(
     split: str | None,
     index_hash: str,
     exclude_sha256: str | None = None,
+    clip_stride: int | None = None,
 ) -> RunConfig:
     """The whole configuration of a new run.
 
     images, native_side: how many pictures there are, and their longer side in pixels. side_for: the canvas side
-    for a view size. split: the one that is used. exclude_sha256: of the list of samples left out.
+    for a view size. split: the one that is used. exclude_sha256: of the list of samples left out. clip_stride: of the
+    clips, where they are the samples.
 
     A recipe is a starting point wherever it is named; after it the
     file's values count, and over them the flags (`--views` replaces the file's whole section). Raises UsageError
@@ -210,10 +219,27 @@ def assemble(
         section, key = _PLACES[flag]
         changes[section][key] = value
     explicit = {(section, key) for section, values in changes.items() for key in values}
+    if clip_stride is not None:
+        changes["data"]["clip_stride"] = clip_stride
+    _fit_to_video(changes, explicit)
     sections = {section: _rebuild(current, changes[section]) for section, current in sections.items()}
     _fit_to_data(sections, explicit, recipe.fitted, images, size)
     _check_method(sections)
     return RunConfig(recipe=name, **sections)
+
+
+def _fit_to_video(changes: dict[str, dict[str, Any]], explicit: set[tuple[str, str]]) -> None:
+    """What videos change: an encoder of clips, and a video's own frames or clips left out of its negatives."""
+    data = changes["data"]
+    clips = data.get("video") == "clips"
+    length = data.get("clip_frames", default_of(DataConfig, "clip_frames")) if clips else 0
+    if ("encoder", "clip") in explicit and changes["encoder"]["clip"] != length:
+        raise UsageError(
+            f"encoder.clip must be {length} here, as many as data.clip_frames with `video: clips`. Leave it out."
+        )
+    changes["encoder"]["clip"] = length
+    if clips and changes["execution"].get("layout") == "channels-last":
+        raise UsageError("--layout channels-last is for images; clips have one layout. Leave it out.")
 
 
 def _check_method(sections: Mapping[str, Any]) -> None:
@@ -246,7 +272,13 @@ def _fit_to_data(
     if "K" in fitted and ("contrast", "K") not in explicit and sections["contrast"].has_queue:
         sections["contrast"] = replace(sections["contrast"], K=default_queue_size(images, train.batch_size))
     if "backbone" in fitted and ("encoder", "backbone") not in explicit:
-        sections["encoder"] = replace(sections["encoder"], backbone=default_backbone(size))
+        clip = sections["encoder"].clip
+        backbone = default_clip_backbone(size) if clip else default_backbone(size)
+        sections["encoder"] = replace(sections["encoder"], backbone=backbone)
+    contrast = sections["contrast"]
+    if sections["data"].video != "off" and ("contrast", "mask_group") not in explicit:
+        # Frames and clips of one video are false negatives of each other.
+        sections["contrast"] = replace(contrast, mask_group=contrast.uses("mask_group") and contrast.mask_source)
     steps_per_epoch = images // train.batch_size
     if ("train", "checkpoint_every") not in explicit:
         train = replace(train, checkpoint_every=min(steps_per_epoch, 500))

@@ -14,6 +14,7 @@ from cyclopts import Group, Parameter, Token
 _COMMON = Group("Common", sort_key=1)
 _MOCO = Group("Momentum contrast", sort_key=2)
 _DATA = Group("Data and views", sort_key=3)
+_VIDEO = Group("Video", sort_key=3)
 _OPTIM = Group("Optimiser", sort_key=4)
 _HARDWARE = Group("Hardware", sort_key=5)
 _OUTPUT = Group("Output", sort_key=6)
@@ -41,7 +42,7 @@ class PretrainOptions:
     """Everything a recipe decides and a flag may change."""
 
     recipe: Annotated[str | None, _in(_COMMON)] = None
-    "Settings to start from: auto, small, digits, moco-v1, moco-v2, moco-v3, moco-v3-vit, simclr, byol, and these methods with -cifar, -small or -medical (`mocokit recipes`). auto: small below 200,000 images, else moco-v2."  # noqa: E501
+    "Settings to start from: auto, small, digits, moving-shapes, moco-v1, moco-v2, moco-v3, moco-v3-vit, simclr, byol, and these methods with -cifar, -small or -medical (`mocokit recipes`). auto: small below 200,000 images, else moco-v2."  # noqa: E501
     epochs: Annotated[int | None, _int_in(_COMMON)] = None
     "Passes over the data."
     batch_size: Annotated[int | None, _int_in(_COMMON)] = None
@@ -113,6 +114,19 @@ class PretrainOptions:
     "Weights that the backbone starts from: .safetensors, or .pt / .pth, read in a process of its own that can run nothing. Default: random."  # noqa: E501
     allow_partial: Annotated[bool | None, Parameter(group=_DATA, show_default=False)] = None
     "Take --init even when less than 90 % of the backbone's tensors are in it. Default: no."
+
+    video: Annotated[Literal["off", "frames", "clips"] | None, _in(_VIDEO)] = None
+    "DATA are videos. frames: frames of them are the pictures. clips: short clips are the samples, as the data move."
+    frame_rate: Annotated[float | None, _in(_VIDEO)] = None
+    "With --video frames: frames a second that are taken; near-duplicates are dropped. Default 1."
+    clip_frames: Annotated[int | None, _int_in(_VIDEO)] = None
+    "With --video clips: frames of a clip. Default 8."
+    clip_stride: Annotated[int | None, _int_in(_VIDEO)] = None
+    "With --video clips: take every so many-th frame. Default: what comes nearest to 15 frames a second."
+    clip_speed: Annotated[int | None, _int_in(_VIDEO)] = None
+    "With --video clips: each view plays at 1 to so many times the speed. Default 1."
+    max_gap: Annotated[float | None, _in(_VIDEO)] = None
+    "With --video clips: the second view is a clip of the same video up to so many seconds away; 0: the same clip. Default 1."  # noqa: E501
 
     optimizer: Annotated[Literal["sgd", "lars", "adamw"] | None, _in(_OPTIM)] = None
     "sgd with momentum, lars (large batches) or adamw (ViTs). Give --lr with it: their scales differ."

@@ -30,6 +30,7 @@ from mocokit.api.stepping import stepper
 from mocokit.api.studies import ablate, lab
 from mocokit.api.transferring import transfer
 from mocokit.api.verifying import Verification, verify
+from mocokit.api.watching import motion
 from mocokit.training.run import Run, load_run
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "lab",
     "load",
     "load_run",
+    "motion",
     "named_recipes",
     "pack",
     "plan",

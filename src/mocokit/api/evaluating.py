@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from mocokit import files
+from mocokit.data.videos import holds_videos
 from mocokit.errors import UsageError
 from mocokit.evaluation.counterfactual import find_change
 from mocokit.evaluation.frozen import (
@@ -18,7 +20,8 @@ from mocokit.evaluation.frozen import (
     counterfactuals,
     evaluate_frozen,
 )
-from mocokit.evaluation.labelled import open_labelled
+from mocokit.evaluation.labelled import LabelledData, open_labelled
+from mocokit.evaluation.labelled_videos import VideoData, open_labelled_videos
 from mocokit.evaluation.table import confusion_csv, methods_csv, recall_csv, reliability_csv, table_and_verdict
 from mocokit.evaluation.together import check_together
 from mocokit.evaluation.weights import NamedEncoder, NotHere, open_baseline
@@ -56,7 +59,8 @@ def evaluate(
     """Score frozen encoders by kNN or a linear probe against pixels, random and named weights, and give a verdict.
 
     runs: one run, or several of one recipe that differ in their seed. labelled: data with labels; its own splits
-    are used, or a fixed one by hash. classifier: `knn`, `linear` or `both` (the verdict is then kNN's, the probe's
+    are used, or a fixed one by hash (labelled videos for runs on clips, and for runs on frames where they are videos).
+    classifier: `knn`, `linear` or `both` (the verdict is then kNN's, the probe's
     stands beside it). labels_per_class: labels the classifier may see, or "all" / None; draws: how often they are
     drawn. k: None = chosen by cross-validation inside each draw (200 with all labels). random_seeds: random
     initialisations of the baseline, None = as many as runs. baseline: further weights, `timm:NAME` (when on this
@@ -90,15 +94,19 @@ def evaluate(
         for run in sorted(opened, key=lambda one: str(one.path.resolve())):
             files.make_folder(run.folder.evaluation)
             locks.enter_context(files.RunLock(run.folder.evaluation))
-        data = open_labelled(
+        data = _open_labelled(
             str(labelled),
-            size=first.config.views.size,
-            label_column=label_column,
-            group_column=group_column,
-            exclude=exclude,
-            cache=first.path / "cache" / "labelled.u8",
-            progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
+            first,
+            label_column,
+            group_column,
+            exclude,
+            lambda done, total: progress.show(f"reading labelled data  {done}/{total}"),
         )
+        if isinstance(data, VideoData) and (baseline or counterfactual):
+            flag = "--baseline" if baseline else "--counterfactual"
+            raise UsageError(
+                f"{flag} is for images; {labelled} holds videos. Leave it out; for motion use `mocokit motion`."
+            )
         device = pick_device("auto")
         result = evaluate_frozen(
             opened,
@@ -110,7 +118,7 @@ def evaluate(
             say=progress.say,
             warn=progress.warn,
         )
-        if counterfactual:
+        if counterfactual and isinstance(data, LabelledData):
             progress.say(f"counterfactual: {', '.join(counterfactual)}")
             probes = counterfactuals(opened, data, counterfactual, device=device)
             result = dataclasses.replace(result, counterfactual=probes)
@@ -118,6 +126,32 @@ def evaluate(
             for run in opened:
                 _write(run.folder.evaluation, result)
     return result
+
+
+def _open_labelled(
+    spec: str,
+    run: Run,
+    label_column: str | None,
+    group_column: str | None,
+    exclude: str | Path | None,
+    progress: Callable[[int, int], None],
+) -> LabelledData | VideoData:
+    """Labelled videos where the run reads clips, or frames and these are videos; else images."""
+    config, size, cache = run.config, run.config.views.size, run.path / "cache" / "labelled.u8"
+    columns: dict[str, Any] = {"label_column": label_column, "group_column": group_column}
+    if config.data.video == "clips" or (config.data.video == "frames" and holds_videos(spec)):
+        if exclude is not None:
+            raise UsageError(f"--exclude is for images; {spec} holds videos. Leave it out.")
+        return open_labelled_videos(spec, config.data, size=size, cache=cache, progress=progress, **columns)
+    return open_labelled(spec, size=size, cache=cache, progress=progress, exclude=exclude, **columns)
+
+
+def refuse_clips(run: Run, verb: str) -> None:
+    """Raise UsageError for a run on clips where a verb reads images."""
+    if run.config.data.video == "clips":
+        raise UsageError(
+            f"{verb} reads images, and {run.path} was trained on clips of video. Use a run of `--video frames`."
+        )
 
 
 def open_runs(runs: str | Path | Run | Sequence[str | Path | Run], progress: runlog.Progress, verb: str) -> list[Run]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mocokit import files
-from mocokit.api.evaluating import open_runs
+from mocokit.api.evaluating import open_runs, refuse_clips
 from mocokit.data.pixels import build_pixel_store, side_for
 from mocokit.data.sources import open_source
 from mocokit.errors import DataError, UsageError
@@ -84,6 +84,7 @@ def finetune(
     """
     progress = runlog.Progress(quiet=quiet)
     opened = open_runs(runs, progress, "finetune")
+    refuse_clips(opened[0], "finetune")
     named = labels_per_class if labels_per_class or label_fraction else DEFAULT_BUDGETS
     budgets = parse_budgets(named, label_fraction)
     if draws < 1:

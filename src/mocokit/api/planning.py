@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
+from mocokit.data.clips import ClipSource, first_clips
+from mocokit.data.index import SampleIndex
 from mocokit.data.loader import BatchLoader, BatchPlan
-from mocokit.data.pixels import build_pixel_store
 from mocokit.data.sources import ImageSource
 from mocokit.options import PretrainOptions
 from mocokit.training.settings import RunConfig
 
 if TYPE_CHECKING:
     pass
-from mocokit.api.opening import configure, options_from, read_config
+from mocokit.api.opening import Source, Store, build_store, configure, options_from, read_config
 from mocokit.training.checkpoint import state_bytes
 from mocokit.training.precision import choose_execution, num_threads, time_step
 from mocokit.training.state import make_encoder, make_state, pick_device
@@ -61,11 +63,10 @@ def plan(
     """
     source, config = configure(str(data), options_from(options, flags), read_config(config_file))
     rows = np.arange(min(config.train.batch_size, len(source.index)))
-    sample = ImageSource(name=source.name, index=source.index.subset(rows), read=source.read)
-    store = build_pixel_store(sample, side=config.data.side, cache=None, max_bad=1.0, workers=2)
+    store, index = _sample(source, rows, config.data.side)
     device = pick_device(config.execution.device)
     encoder = make_encoder(config.encoder, config.views.size, config.train.seed).to(device)
-    loader = BatchLoader(store, sample.index, config.views, BatchPlan(sample.index.ids, len(rows), 0), workers=0)
+    loader = BatchLoader(store, index, config.views, BatchPlan(index.ids, len(rows), 0), workers=0)
     x = loader.make(0).x_q.to(device)
     steps = config.data.images // config.train.batch_size
     config = dataclasses.replace(
@@ -87,9 +88,22 @@ def plan(
         masked_share=masked_share(contrast.K, config.data.images) if contrast.has_queue else None,
         parameters=sum(p.numel() for p in encoder.parameters()),
         state_bytes=state_bytes(state),
-        pixel_bytes=3 * config.data.side**2 * config.data.images,
+        pixel_bytes=3 * config.data.side**2 * _pictures(source),
         seconds=seconds * steps * config.train.epochs,
     )
+
+
+def _sample(source: Source, rows: npt.NDArray[np.int64], side: int) -> tuple[Store, SampleIndex]:
+    """The pixels of the first rows alone, and their table."""
+    if isinstance(source, ClipSource):
+        source = first_clips(source, len(rows))
+        return build_store(source, side=side, cache=None, max_bad=1.0), source.index
+    sample = ImageSource(name=source.name, index=source.index.subset(rows), read=source.read)
+    return build_store(sample, side=side, cache=None, max_bad=1.0), sample.index
+
+
+def _pictures(source: Source) -> int:
+    return len(source.frames.index) if isinstance(source, ClipSource) else len(source.index)
 
 
 def key_life(config: RunConfig) -> float | None:

@@ -16,7 +16,7 @@ import torch
 from mocokit import config as configuration
 from mocokit import files
 from mocokit.data.loader import BatchLoader, BatchPlan
-from mocokit.data.pixels import PixelStore, build_pixel_store, open_pixel_store, write_skipped
+from mocokit.data.pixels import SkippedSample, write_skipped
 from mocokit.errors import (
     DamagedError,
     DataError,
@@ -51,7 +51,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mocokit.api.opening import configure, options_from, read_config
+from mocokit.api.opening import Store, build_store, configure, open_store, options_from, read_config
 from mocokit.api.planning import key_life
 from mocokit.api.starting import begin_from_weights, digests, note_change, remember_images, same_images
 from mocokit.api.telling import StarvingRemark, announce, save_pairs
@@ -169,7 +169,9 @@ def _pretrain(
         stored = _stored(run, progress) if resume else None
         from_file = read_config(config_file)
         if stored is None:
-            source, config = configure(data, options, from_file)
+            source, config = configure(
+                data, options, from_file, lambda done, total: progress.show(f"looking at videos  {done}/{total}")
+            )
         else:
             if config_file is not None:
                 raise UsageError(
@@ -186,13 +188,12 @@ def _pretrain(
     }
     store = ranks.first_then_others(
         "reading the pixels",
-        lambda: build_pixel_store(
+        lambda: build_store(
             source,
             **pixels,
-            workers=2,
             progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
         ),
-        lambda: open_pixel_store(source, **pixels),
+        lambda: open_store(source, **pixels),
     )
     batch_plan = BatchPlan(
         source.index.ids, config.train.batch_size, config.train.seed, rank=ranks.rank, ranks=ranks.size
@@ -225,12 +226,17 @@ def _pretrain(
         bn_shuffle(config.contrast, state, ranks)  # whether it can be done
         windows = planned(trace, config, schedule.total_steps, ranks.size) if trace else []
         if ranks.first:
+            if monitor and config.data.video == "clips":
+                raise UsageError(
+                    "--monitor reads images; clips have no such curve. Leave it out and use `mocokit evaluate`."
+                )
             labelled = _open_monitor(monitor, run, config) if monitor else None
             check_room(state, run.checkpoints)
             # Whatever the user can get wrong is found out by now: an earlier run is replaced only from here on.
             if stored is None:
                 run.clear()
-            write_skipped(run.path / "skipped.jsonl", store.skipped)
+            passed_over = [SkippedSample(row=-1, name=name, reason=reason) for name, reason in source.report.broken]
+            write_skipped(run.path / "skipped.jsonl", [*passed_over, *store.skipped])
     with contextlib.ExitStack() as stack:
         loader = BatchLoader(store, source.index, config.views, batch_plan, workers=config.train.workers)
         with ranks.phase("beginning"):
@@ -336,7 +342,7 @@ def _check_shares(config: RunConfig, ranks: Ranks) -> None:
         )
 
 
-def _measured(config: RunConfig, named: Mapping[str, Any], store: PixelStore) -> RunConfig:
+def _measured(config: RunConfig, named: Mapping[str, Any], store: Store) -> RunConfig:
     """With the pixels' own mean and standard deviation, where the configuration file names none."""
     found = {name: value for name, value in store.statistics().items() if name not in named}
     return dataclasses.replace(config, views=dataclasses.replace(config.views, **found))  # type: ignore[arg-type]

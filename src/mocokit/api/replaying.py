@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
+from mocokit.api.opening import Source, Store, build_store, open_store
 from mocokit.api.pretraining import _on_device
 from mocokit.api.starting import begin_from_weights, same_images
 from mocokit.data.loader import Batch, BatchLoader, BatchPlan
-from mocokit.data.pixels import PixelStore, build_pixel_store, open_pixel_store
-from mocokit.data.sources import ImageSource
 from mocokit.errors import DataError, DivergedError, UsageError
 from mocokit.training.checkpoint import Found, checkpoint_steps, find_checkpoint, load_checkpoint
 from mocokit.training.diagnosis import Finding, Watch
@@ -137,13 +136,13 @@ def _checkpoint_before(folder: RunFolder, step: int) -> Found | None:
     return None
 
 
-def _pixels(folder: RunFolder, config: RunConfig, source: ImageSource) -> PixelStore:
+def _pixels(folder: RunFolder, config: RunConfig, source: Source) -> Store:
     """The run's pixel cache where it is whole, else the pixels decoded into memory: a replay writes nothing."""
     cache = folder.path / "cache" / "pixels.u8"
     try:
-        return open_pixel_store(source, side=config.data.side, cache=cache, max_bad=config.data.max_bad)
+        return open_store(source, side=config.data.side, cache=cache, max_bad=config.data.max_bad)
     except DataError:
-        return build_pixel_store(source, side=config.data.side, max_bad=config.data.max_bad)
+        return build_store(source, side=config.data.side, cache=None, max_bad=config.data.max_bad)
 
 
 @dataclass(slots=True)

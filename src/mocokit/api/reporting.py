@@ -14,10 +14,10 @@ import numpy.typing as npt
 from torch.nn import functional as F
 
 from mocokit import files
-from mocokit.api.opening import open_images
+from mocokit.api.opening import Source, Store, build_store, reopen
+from mocokit.api.telling import picture_of, strip
 from mocokit.data.loader import BatchLoader, BatchPlan
-from mocokit.data.pixels import PixelStore, build_pixel_store, read_skipped
-from mocokit.data.sources import ImageSource
+from mocokit.data.pixels import PixelStore, read_skipped
 from mocokit.data.views import plain_view
 from mocokit.errors import DamagedError, DataError, UsageError
 from mocokit.evaluation.features import extract
@@ -25,7 +25,7 @@ from mocokit.evaluation.labelled import LabelledData, open_labelled
 from mocokit.evaluation.protocol import Ledger, plan_hash
 from mocokit.evaluation.showing import chosen_neighbours, neighbour_map, principal_map
 from mocokit.evaluation.verdict import Baseline, Verdict, verdict_line
-from mocokit.recipes import RECIPES, DataFacts, default_backbone, default_queue_size
+from mocokit.recipes import RECIPES, DataFacts, default_backbone, default_clip_backbone, default_queue_size
 from mocokit.reporting import card, plots
 from mocokit.reporting.page import data_url, png_url
 from mocokit.reporting.report import Facts, Mapped, Row, Setting, Shown, report_html, report_json
@@ -73,6 +73,8 @@ def report(
     if not folder.config.is_file():
         raise UsageError(f"{folder.path} was stopped before anything was written down: there is nothing to report.")
     config = from_yaml(folder.config)
+    if labelled is not None and config.data.video == "clips":
+        raise UsageError(f"--labelled names images, and {folder.path} was trained on clips of video. Leave it out.")
     progress = runlog.Progress(quiet=quiet)
     opened = load_run(folder.path) if checkpoint_steps(folder.checkpoints) else None
     images, why_not = _own_images(config, folder.path, progress)
@@ -139,22 +141,21 @@ def report(
 
 # ------------------------------------------------------------------------------------------------- pictures
 
-Images = tuple[ImageSource, PixelStore]
+Images = tuple[Source, Store]
 
 
 def _own_images(config: RunConfig, path: Path, progress: runlog.Progress) -> tuple[Images | None, str | None]:
     """The images the run was trained on, or why they can't be shown."""
     data = config.data
     try:
-        source, _ = open_images(data.spec, data.split, data.label_column, data.group_column, data.exclude)
+        source = reopen(data.spec, data)
         if source.index.hash != data.index_hash:
             return None, "the run's images are not those it was trained on any more"
-        store = build_pixel_store(
+        store = build_store(
             source,
             side=data.side,
             cache=path / "cache" / "pixels.u8",
             max_bad=data.max_bad,
-            workers=2,
             progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
         )
     except (DataError, UsageError) as error:
@@ -162,15 +163,16 @@ def _own_images(config: RunConfig, path: Path, progress: runlog.Progress) -> tup
     return (source, store), None
 
 
-def _views(config: RunConfig, source: ImageSource, store: PixelStore, count: int = 8) -> list[tuple[str, str, str]]:
-    """The first batch's images with the two views that were really fed."""
+def _views(config: RunConfig, source: Source, store: Store, count: int = 8) -> list[tuple[str, str, str]]:
+    """The first batch's images with the two views that were really fed; of clips three frames each."""
     plan = BatchPlan(source.index.ids, config.train.batch_size, config.train.seed)
     batch = BatchLoader(store, source.index, config.views, plan, workers=0).make(0)
     rows = batch.rows[:count]
     mean, std = config.views.mean, config.views.std
     pixels, extents = store.batch(rows)
     whole = plain_view(pixels, extents, size=config.views.size, mean=mean, std=std)
-    three = [plots.to_pictures(x, mean, std) for x in (whole, batch.x_q[:count], batch.x_k[:count])]
+    views = [strip(x) for x in (whole, batch.x_q[:count], batch.x_k[:count])]
+    three = [plots.to_pictures(x, mean, std) for x in views]
     return [(data_url(a), data_url(b), data_url(c)) for a, b, c in zip(*three, strict=True)]
 
 
@@ -192,7 +194,7 @@ def _show_labelled(run: Run, data: LabelledData) -> Shown | None:
     return _shown(run, data.store, data.index, bank, queries, where)
 
 
-def _show_own(run: Run, source: ImageSource, store: PixelStore) -> Shown | None:
+def _show_own(run: Run, source: Source, store: Store) -> Shown | None:
     usable = np.flatnonzero(store.readable).astype(np.int64)
     if len(usable) < 8:
         return None
@@ -200,10 +202,10 @@ def _show_own(run: Run, source: ImageSource, store: PixelStore) -> Shown | None:
     return _shown(run, store, source.index, bank, _spread_over(bank, MAP_IMAGES), "the run's own images")
 
 
-def _shown(run: Run, store: PixelStore, index: Any, bank: Ints, queries: Ints, where: str) -> Shown:
+def _shown(run: Run, store: Store, index: Any, bank: Ints, queries: Ints, where: str) -> Shown:
     views = run.config.views
     every = np.unique(np.concatenate([bank, queries]))
-    h = extract(run.encoder(), store, every, size=views.size, mean=views.mean, std=views.std).h
+    h = extract(run.encoder(), store, every, size=views.size, mean=views.mean, std=views.std, batch=64).h
     places = {int(row): place for place, row in enumerate(every)}
     bank_h, query_h = (h[[places[int(row)] for row in rows]] for rows in (bank, queries))
     labels = index.labels
@@ -262,21 +264,22 @@ def _points(flat: npt.NDArray[np.float64]) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in flat]
 
 
-def _thumb(store: PixelStore, row: int) -> str:
-    height, width = store.extents[row].tolist()
-    return data_url(np.ascontiguousarray(store.pixels[row].transpose(1, 2, 0)[:height, :width]), 48)
+def _thumb(store: Store, row: int) -> str:
+    pixels = picture_of(store, row)
+    return data_url(pixels, 48 if isinstance(store, PixelStore) else 3 * 48)
 
 
 def _label(index: Any, row: int) -> str | None:
     return index.class_names[index.labels[row]] if index.labels[row] >= 0 else None
 
 
-def _duplicates(source: ImageSource, store: PixelStore) -> list[list[str]]:
+def _duplicates(source: Source, store: Store) -> list[list[str]]:
     """Groups of readable images with the same pixels, the largest first."""
     groups: dict[bytes, list[int]] = {}
     for row in np.flatnonzero(store.readable)[:COMPARED].tolist():
-        digest = hashlib.blake2b(np.ascontiguousarray(store.pixels[row]).tobytes(), digest_size=16)
-        digest.update(store.extents[row].tobytes())
+        pixels, extents = store.batch(np.array([row]))
+        digest = hashlib.blake2b(pixels.numpy().tobytes(), digest_size=16)
+        digest.update(extents.numpy().tobytes())
         groups.setdefault(digest.digest(), []).append(row)
     several = sorted((rows for rows in groups.values() if len(rows) > 1), key=len, reverse=True)
     return [[source.index.names[row] for row in rows] for rows in several]
@@ -308,7 +311,8 @@ def _settings(config: RunConfig) -> list[Setting]:
         if "K" in made.fitted and config.contrast.has_queue:
             theirs["contrast"]["K"] = default_queue_size(config.data.images, config.train.batch_size)
         if "backbone" in made.fitted:
-            theirs["encoder"]["backbone"] = default_backbone(config.views.size)
+            usual = default_clip_backbone if config.encoder.clip else default_backbone
+            theirs["encoder"]["backbone"] = usual(config.views.size)
     found = []
     for section, values in mine.items():
         if not isinstance(values, Mapping):
@@ -323,6 +327,7 @@ def _settings(config: RunConfig) -> list[Setting]:
 
 
 _FITTED = {
+    ("encoder", "clip"),
     ("views", "mean"),
     ("views", "std"),
     ("views", "size"),

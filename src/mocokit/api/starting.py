@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from mocokit import files
-from mocokit.api.opening import reopen_images
+from mocokit.api.opening import Source, reopen
 from mocokit.contrast.encoders import Encoder
 from mocokit.data.index import SampleIndex
-from mocokit.data.sources import ImageSource
 from mocokit.errors import DamagedError, DataError, UsageError
 from mocokit.training.checkpoint import checkpoint_steps
 from mocokit.training.foreign import as_safetensors, load_weights
@@ -59,13 +58,13 @@ def begin_from_weights(
 
 def same_images(
     data: str, config: RunConfig, run: RunFolder, *, accept_change: bool = False
-) -> tuple[ImageSource, RunConfig]:
+) -> tuple[Source, RunConfig]:
     """The images of a run that goes on.
 
     Raises DataError with a list of what differs unless they are those it started with, or `accept_change`: then the
     configuration returned is about the images there are now (`note_change` writes that down).
     """
-    source = reopen_images(data, config.data)
+    source = reopen(data, config.data)
     if source.index.hash == config.data.index_hash:
         return source, config
     if not accept_change:

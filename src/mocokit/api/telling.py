@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mocokit.api.opening import Source, Store
 from mocokit.api.planning import key_life, masked_share
+from mocokit.data.clips import ClipSource
 from mocokit.data.loader import BatchLoader
-from mocokit.data.pixels import PixelStore
-from mocokit.data.sources import ImageSource
 from mocokit.recipes import recipe_notes
 from mocokit.reporting import plots
 from mocokit.training import runlog
@@ -22,8 +27,8 @@ def announce(
     config: RunConfig,
     state: TrainState,
     schedule: Schedule,
-    store: PixelStore,
-    source: ImageSource,
+    store: Store,
+    source: Source,
     progress: runlog.Progress,
 ) -> None:
     """What a reader wants to know before the first number appears."""
@@ -31,7 +36,7 @@ def announce(
     for line in source.report.lines():
         say(line)
     say(
-        f"{config.data.images} images of {source.name}"
+        f"{config.data.images} {_things(source)} of {source.name}"
         + (f" (split {config.data.split})" if config.data.split else "")
         + f", {len(store.skipped)} unreadable; {schedule.steps_per_epoch} steps of {train.batch_size} an epoch, "
         f"{train.epochs} epochs."
@@ -40,10 +45,28 @@ def announce(
         f"Recipe {config.recipe}: {', '.join(_settings(config))}, {config.execution.precision}, "
         f"{config.execution.layout}, {config.execution.threads} threads."
     )
-    for line in (*recipe_notes(config), *_expectations(config)):
+    for line in (*recipe_notes(config), *_expectations(config), *_masking(config, source)):
         say(line)
     if state.step:
         say(f"{schedule.total_steps - state.step} of {schedule.total_steps} steps are left.")
+
+
+def _things(source: Source) -> str:
+    """What the samples are, in words."""
+    if isinstance(source, ClipSource):
+        clip = source.config
+        return f"clips ({clip.frames} frames, every {clip.stride}.) of {len(source.begin)} videos"
+    return "images" if source.frames is None else f"frames of {len(np.unique(source.index.groups))} videos"
+
+
+def _masking(config: RunConfig, source: Source) -> list[str]:
+    """How much of the queue a query leaves out because it is of the same group."""
+    contrast = config.contrast
+    if not (contrast.has_queue and contrast.mask_group):
+        return []
+    _, sizes = np.unique(source.index.groups[source.index.groups >= 0], return_counts=True)
+    share = float(((sizes / len(source.index)) ** 2).sum())
+    return [f"Keys of a query's own group (video) are left out: about {share:.2%} of the queue."]
 
 
 def _settings(config: RunConfig) -> list[str]:
@@ -77,7 +100,7 @@ def _expectations(config: RunConfig) -> list[str]:
     return lines
 
 
-def save_pairs(run: RunFolder, loader: BatchLoader, store: PixelStore, config: RunConfig) -> None:
+def save_pairs(run: RunFolder, loader: BatchLoader, store: Store, config: RunConfig) -> None:
     """samples/pairs0.png: the first batch's pictures with the two views that were really fed."""
     from mocokit.data.views import plain_view
 
@@ -86,7 +109,8 @@ def save_pairs(run: RunFolder, loader: BatchLoader, store: PixelStore, config: R
     pixels, extents = store.batch(batch.rows[:count])
     mean, std = config.views.mean, config.views.std
     whole = plain_view(pixels, extents, size=config.views.size, mean=mean, std=std)
-    pictures = [plots.to_pictures(x, mean, std) for x in (whole, batch.x_q[:count], batch.x_k[:count])]
+    views = [strip(x) for x in (whole, batch.x_q[:count], batch.x_k[:count])]
+    pictures = [plots.to_pictures(x, mean, std) for x in views]
     plots.save_figure(plots.pairs_figure(*pictures), run.samples / "pairs0.png")
 
 
@@ -115,3 +139,22 @@ class StarvingRemark:
             f"The steps waited {waited:.0%} of the last epoch for their views: raise --workers (now {self.workers}), "
             "lower --image-size, or leave blur out with --no-blur where the recipe has it."
         )
+
+
+def strip(x: Tensor) -> Tensor:
+    """Clips [N, 3, T, H, W] as pictures: the first, middle and last frame one below the other. Images stay."""
+    if x.ndim == 4:
+        return x
+    T = x.shape[2]
+    return torch.cat([x[:, :, frame] for frame in (0, T // 2, T - 1)], 2)
+
+
+def picture_of(store: Store, row: int) -> npt.NDArray[np.uint8]:
+    """A row's own picture, uint8 [h, w, 3]; of a clip its first, middle and last frame side by side."""
+    pixels, extents = store.batch(np.array([row]))
+    height, width = extents[0].tolist()
+    shown = pixels[0, ..., :height, :width]
+    if shown.ndim == 4:
+        T = shown.shape[1]
+        shown = torch.cat([shown[:, frame] for frame in (0, T // 2, T - 1)], 2)
+    return np.ascontiguousarray(shown.permute(1, 2, 0).numpy())

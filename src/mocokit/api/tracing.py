@@ -9,8 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from mocokit import __version__, files
+from mocokit.api.opening import Store
+from mocokit.api.telling import picture_of, strip
 from mocokit.data.index import SampleIndex
-from mocokit.data.pixels import PixelStore
 from mocokit.errors import UsageError
 from mocokit.reporting.plots import to_pictures
 from mocokit.training.runfolder import RunFolder
@@ -67,7 +68,7 @@ def run_recorder(
     config: RunConfig,
     run: RunFolder,
     index: SampleIndex,
-    store: PixelStore,
+    store: Store,
     *,
     resumed_at: int,
 ) -> Recorder:
@@ -79,10 +80,8 @@ def run_recorder(
         if place >= len(order) or index.ids[order[place]] != number:
             return None
         row = int(order[place])
-        height, width = store.extents[row].tolist()
         label = index.class_names[index.labels[row]] if index.labels[row] >= 0 else None
-        pixels = store.pixels[row].transpose(1, 2, 0)[:height, :width]
-        return Pictured(spoken(index.names[row]), label, np.ascontiguousarray(pixels))
+        return Pictured(spoken(index.names[row]), label, picture_of(store, row))
 
     path = run.path / "trace.json"
     source = {"kind": "run", "name": run.path.name, "data": Path(config.data.spec).name, "config": config.digest()}
@@ -102,7 +101,7 @@ def run_recorder(
 
 
 def _pictures(x: Tensor, config: RunConfig) -> Any:
-    return to_pictures(x, config.views.mean, config.views.std)
+    return to_pictures(strip(x), config.views.mean, config.views.std)
 
 
 def spoken(text: str) -> str:

@@ -22,6 +22,7 @@ from mocokit.cli import (
     export,
     finetune,
     machine,
+    motion,
     pretrain,
     proof,
     recipes,
@@ -53,6 +54,7 @@ __all__ = [
     "studies",
     "transfer",
 ]
+__all__ = ["app", "data", "evaluate", "finetune", "machine", "main", "motion", "pretrain", "recipes", "studies"]
 
 
 def main(arguments: list[str] | None = None) -> int:

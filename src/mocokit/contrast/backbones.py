@@ -10,44 +10,68 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-Stem = Literal["auto", "small", "standard"]
+from mocokit.contrast.clip_backbones import (
+    CLIP_BACKBONES,
+    Stem,
+    UnknownBackboneError,
+    build_clip_trunk,
+)
+
+__all__ = ["Backbone", "Stem", "UnknownBackboneError", "backbone_names", "build_backbone", "freeze_patches_"]
+
 SMALL_IMAGE = 64  # the side, in pixels, up to which "auto" gives a ResNet the small stem
 
 
 SMALL_CNN_WIDTHS = (32, 64, 128, 256)
-
-
-class UnknownBackboneError(ValueError):
-    """No backbone of that name, or not in the form that was asked for."""
+Time = Literal["none", "mean", "inside"]
 
 
 class Backbone(nn.Module):
-    """A trunk that gives a spatial map [N, C, h, w], averaged over space into h [N, C]; or one that gives h itself."""
+    """A trunk that gives a spatial map [N, C, h, w], averaged over space into h [N, C]; or one that gives h itself.
 
-    def __init__(self, trunk: nn.Module, *, spatial: bool) -> None:
+    time: "none" for images. For clips x [N, 3, T, H, W]: "mean" encodes each frame by itself and averages over time,
+    "inside" is a trunk over space and time that gives [N, C, t, h, w], averaged over t.
+    """
+
+    def __init__(self, trunk: nn.Module, *, spatial: bool, time: Time = "none") -> None:
         super().__init__()
         self.trunk = trunk
         self.spatial = spatial
+        self.time = time
 
     def spatial_map(self, x: Tensor) -> Tensor:
         """The last feature map, [N, C, h, w]. Raises ValueError for a backbone without one (a ViT)."""
         if not self.spatial:
             raise ValueError("This backbone has no spatial feature map.")
-        out: Tensor = self.trunk(x)
-        return out
+        return self._out(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """h: [N, C]."""
-        out: Tensor = self.trunk(x)
+        out = self._out(x)
         return out.mean((2, 3)) if self.spatial else out
 
+    def _out(self, x: Tensor) -> Tensor:
+        if self.time == "mean":
+            frames: Tensor = self.trunk(x.transpose(1, 2).flatten(0, 1))
+            return frames.view(len(x), x.shape[2], *frames.shape[1:]).mean(1)
+        out: Tensor = self.trunk(x)
+        return out.mean(2) if self.time == "inside" else out
 
-def build_backbone(name: str, stem: Stem, image_size: int) -> Backbone:
+
+def build_backbone(name: str, stem: Stem, image_size: int, clip: int = 0) -> Backbone:
     """The backbone of that name with weights from torch's global generator, without dropout.
 
-    image_size: the side of the square views in pixels; it decides `stem="auto"`. Raises UnknownBackboneError.
+    image_size: the side of the square views in pixels; it decides `stem="auto"`. clip: frames of a clip, 0 for images.
+    With clips a backbone for images encodes each frame by itself. Raises UnknownBackboneError.
     """
-    backbone = _build(name, stem, image_size)
+    over_time = build_clip_trunk(name, stem)
+    if over_time is not None and not clip:
+        raise UnknownBackboneError(f"{name} is for clips of video: add `--video clips`, or name one for images.")
+    if over_time is not None:
+        backbone = Backbone(over_time, spatial=True, time="inside")
+    else:
+        backbone = _build(name, stem, image_size)
+        backbone.time = "mean" if clip else "none"
     _switch_off_dropout(backbone)
     return backbone
 
@@ -114,7 +138,7 @@ def _build(name: str, stem: Stem, image_size: int) -> Backbone:
             return backbone
     if source not in ("", "torchvision", "timm"):
         raise UnknownBackboneError(f"Unknown backbone library '{source}' in '{name}'. Use torchvision: or timm:.")
-    near = difflib.get_close_matches(bare, backbone_names(), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(bare, [*backbone_names(), *CLIP_BACKBONES], n=1, cutoff=0.6)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     raise UnknownBackboneError(
         f"No backbone is called '{name}'.{hint} Use small-cnn, or any torchvision or timm model name."

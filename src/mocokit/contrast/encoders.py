@@ -47,10 +47,14 @@ class EncoderConfig:
     """D, the number of dimensions of z (MoCo v1, section 3.3: 128; MoCo v3 and BYOL: 256)."""
     predictor: Predictor = "none"
     """A 2-layer MLP on f_q's side alone, with batch norm as in `head` (BYOL, MoCo v3)."""
+    clip: int = 0
+    """Frames of a clip, 0 for images. An image backbone then encodes each frame by itself and averages over time."""
     freeze_patches: bool = False
     """Leave a ViT's patch projection at its random start (MoCo v3, section 4.2)."""
 
     def __post_init__(self) -> None:
+        if self.clip < 0 or self.clip == 1:
+            raise ValueError(f"`clip` must be 0 (images) or at least 2 frames. Got {self.clip}.")
         if self.dim < 2:
             raise ValueError(f"`dim` must be at least 2. Got {self.dim}.")
         if self.stem not in ("auto", "small", "standard"):
@@ -86,7 +90,7 @@ class Encoder(nn.Module):
         self.bn_groups = 1
 
     def h_and_z(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """h [N, H] and z [N, D] of images x [N, 3, H, W], float32."""
+        """h [N, H] and z [N, D] of images x [N, 3, H, W], or clips [N, 3, T, H, W], float32."""
         with self._precision(x):
             h = in_groups(self.backbone, x, self._groups)
             z = in_groups(self.head, h, self._groups)
@@ -177,12 +181,13 @@ def build_encoder(config: EncoderConfig, *, image_size: int, seed: int) -> Encod
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        backbone = build_backbone(config.backbone, config.stem, image_size)
+        backbone = build_backbone(config.backbone, config.stem, image_size, config.clip)
         if config.freeze_patches:
             freeze_patches_(backbone, config.backbone)
         with torch.no_grad():
             backbone.eval()
-            feature_dim = backbone(torch.zeros(1, 3, image_size, image_size)).shape[1]
+            time = (config.clip,) if config.clip else ()
+            feature_dim = backbone(torch.zeros(1, 3, *time, image_size, image_size)).shape[1]
         backbone.train()
         if config.head == "linear":
             head: nn.Module = nn.Linear(feature_dim, config.dim)

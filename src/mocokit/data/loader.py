@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mocokit.data.clip_views import make_clip_views
+from mocokit.data.clips import ClipStore
 from mocokit.data.index import SampleIndex
 from mocokit.data.pixels import PixelStore
 from mocokit.data.randomness import permutation
@@ -21,7 +23,10 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Two views of N images. x_q, x_k: float32 [N, 3, H, W]. ids, groups: int64 [N]. rows: the index rows asked for."""
+    """Two views of N images, float32 [N, 3, H, W], or of N clips, [N, 3, T, H, W].
+
+    ids, groups: int64 [N]. rows: the index rows asked for.
+    """
 
     step: int
     x_q: Tensor
@@ -61,11 +66,12 @@ class BatchPlan:
 class BatchLoader:
     """Makes batches of views in order, inline or ahead of the step on `workers` threads.
 
-    The views of a sample do not depend on the number of workers (see `randomness`).
+    The views of a sample do not depend on the number of workers (see `randomness`). Of a ClipStore the views are of
+    clips, float32 [N, 3, T, H, W].
     """
 
     def __init__(
-        self, store: PixelStore, index: SampleIndex, views: ViewConfig, plan: BatchPlan, *, workers: int = 1
+        self, store: PixelStore | ClipStore, index: SampleIndex, views: ViewConfig, plan: BatchPlan, *, workers: int = 1
     ) -> None:
         self.store, self.index, self.views, self.plan, self.workers = store, index, views, plan, workers
 
@@ -76,11 +82,13 @@ class BatchLoader:
     def of_rows(self, rows: Rows, step: int) -> Batch:
         """The batch that these rows (int64 [N]) make at a step; it is the epoch that decides their views."""
         shown = self.store.replaced[rows]  # a row that can't be read shows another one; its id goes with it
-        pixels, extents = self.store.batch(rows)
         ids = self.index.ids[shown]
-        x_q, x_k = make_views(
-            self.views, pixels, extents, ids, seed=self.plan.seed, epoch=step // self.plan.steps_per_epoch
-        )
+        seed, epoch = self.plan.seed, step // self.plan.steps_per_epoch
+        if isinstance(self.store, ClipStore):
+            x_q, x_k = make_clip_views(self.views, self.store, shown, ids, seed=seed, epoch=epoch)
+        else:
+            pixels, extents = self.store.batch(rows)
+            x_q, x_k = make_views(self.views, pixels, extents, ids, seed=seed, epoch=epoch)
         return Batch(step, x_q, x_k, torch.from_numpy(ids), torch.from_numpy(self.index.groups[shown]), rows)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:

@@ -53,7 +53,12 @@ class Columns:
 
 
 def read_csv(
-    path: Path, root: Path, columns: Columns, *, follow_outside: bool = False
+    path: Path,
+    root: Path,
+    columns: Columns,
+    *,
+    follow_outside: bool = False,
+    extensions: tuple[str, ...] = EXTENSIONS,
 ) -> tuple[SampleIndex, ScanReport]:
     """The table of a CSV file with a header line (comma, semicolon or tab), in the order of its lines.
 
@@ -80,13 +85,15 @@ def read_csv(
             texts.append(text if texts is values[0] else known.setdefault(text, text))
     known.clear()
     meanings = dict(zip(chosen, values, strict=True))
-    return _table(path.name, root, meanings.pop("path"), meanings, follow_outside)
+    return _table(path.name, root, meanings.pop("path"), meanings, follow_outside, extensions)
 
 
-def read_list(path: Path, root: Path, *, follow_outside: bool = False) -> tuple[SampleIndex, ScanReport]:
+def read_list(
+    path: Path, root: Path, *, follow_outside: bool = False, extensions: tuple[str, ...] = EXTENSIONS
+) -> tuple[SampleIndex, ScanReport]:
     """The table of a text file with one path a line (blank lines are skipped), as `read_csv`."""
     lines = [bare for line in _lines(path, "\n") if (bare := line.removesuffix("\n")).strip()]
-    return _table(path.name, root, lines, {}, follow_outside)
+    return _table(path.name, root, lines, {}, follow_outside, extensions)
 
 
 def _lines(path: Path, newline: str) -> Generator[str]:
@@ -135,11 +142,12 @@ def _table(
     paths: Sequence[str],
     meanings: Mapping[str, Sequence[str]],
     follow_outside: bool,
+    extensions: tuple[str, ...],
 ) -> tuple[SampleIndex, ScanReport]:
     if not paths:
         raise DataError(f"{manifest} lists no files.")
     report = ScanReport()
-    names: Sequence[str] = _resolve(manifest, root, paths)
+    names: Sequence[str] = _resolve(manifest, root, paths, extensions)
     if len(set(names)) < len(names):
         rows = _first_lines(manifest, names, meanings)
         report.repeated = len(names) - len(rows)
@@ -168,11 +176,11 @@ def _first_lines(manifest: str, names: Sequence[str], meanings: Mapping[str, Seq
     return list(first.values())
 
 
-def _resolve(manifest: str, root: Path, paths: Sequence[str]) -> list[str]:
+def _resolve(manifest: str, root: Path, paths: Sequence[str], extensions: tuple[str, ...]) -> list[str]:
     """Listed values -> names relative to the root. Raises DataError naming a value that leads out of it."""
     names = []
-    bare = [value for value in paths if not value.lower().endswith(EXTENSIONS)]
-    by_stem = _stems(root) if len(bare) == len(paths) else {}
+    bare = [value for value in paths if not value.lower().endswith(extensions)]
+    by_stem = _stems(root, extensions) if len(bare) == len(paths) else {}
     for value in paths:
         parts = [part for part in value.split("/") if part not in ("", ".")]
         if value.startswith("/") or ".." in parts or "\0" in value:
@@ -193,10 +201,10 @@ def _resolve(manifest: str, root: Path, paths: Sequence[str]) -> list[str]:
     return names
 
 
-def _stems(root: Path) -> dict[str, list[str]]:
+def _stems(root: Path, extensions: tuple[str, ...]) -> dict[str, list[str]]:
     """Names of the pictures below the root by their last part without extension; empty where there are none."""
     try:
-        index, _ = scan_folder(str(root))
+        index, _ = scan_folder(str(root), extensions=extensions)
     except DataError:
         return {}
     stems: dict[str, list[str]] = {}

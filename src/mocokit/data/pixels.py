@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -127,6 +128,8 @@ def canvas_limit(size: int) -> int:
 
 def _longer_side(source: ImageSource, row: int) -> int:
     """From the header where there is one; 0 when unreadable."""
+    if source.frames is not None:
+        return max(source.frames.size_of(row))
     try:
         if source.read_bytes is not None:
             return max(picture_size(source.read_bytes(row), source.limits))
@@ -233,9 +236,9 @@ def _decode_all(
     pixels = _room(rows, side, cache)
     extents = np.zeros((rows, 2), np.int32)
 
-    def work(start: int) -> list[SkippedSample]:
+    def work(part: range) -> list[SkippedSample]:
         bad = []
-        for row in range(start, min(start + _CHUNK, rows)):
+        for row in part:
             try:
                 picture = fit_picture(read_fitting(source, row, side), side)
             except UnreadableImageError as error:
@@ -247,20 +250,28 @@ def _decode_all(
         return bad
 
     skipped: list[SkippedSample] = []
-    starts = range(0, rows, _CHUNK)
-    with contextlib.closing(in_order(work, starts, workers=workers, ahead=4 * workers, name="decode")) as results:
-        for start, bad in zip(starts, results, strict=True):
-            done = min(start + _CHUNK, rows)
+    parts = _parts(source, rows)
+    with contextlib.closing(in_order(work, parts, workers=workers, ahead=4 * workers, name="decode")) as results:
+        for part, bad in zip(parts, results, strict=True):
+            done = part.stop
             skipped += bad
             # Results come in the order of rows, so stopping early stops at the same place with any worker count.
             _check_bad(source, skipped, done, max_bad)
             if progress is not None:
                 progress(done, rows)
-    replaced = _replacements(source.index, [sample.row for sample in skipped])
+    replaced = replacements(source.index, [sample.row for sample in skipped])
     for sample in skipped:
         shown = replaced[sample.row]
         pixels[sample.row], extents[sample.row] = pixels[shown], extents[shown]
     return PixelStore(pixels=pixels, extents=extents, replaced=replaced, skipped=tuple(skipped))
+
+
+def _parts(source: ImageSource, rows: int) -> list[range]:
+    """The rows in the parts that one worker reads: chunks of pictures, stretches of video."""
+    if source.frames is None:
+        return [range(start, min(start + _CHUNK, rows)) for start in range(0, rows, _CHUNK)]
+    cuts = [0, *(np.flatnonzero(np.diff(source.frames.run_of)) + 1).tolist(), rows]
+    return [range(start, stop) for start, stop in itertools.pairwise(cuts)]
 
 
 def read_fitting(source: ImageSource, row: int, side: int) -> UInt8Array:
@@ -268,6 +279,8 @@ def read_fitting(source: ImageSource, row: int, side: int) -> UInt8Array:
 
     Raises UnreadableImageError.
     """
+    if source.frames is not None:
+        return source.frames.fitted(row, side)
     if source.read_bytes is None:
         return source.read(row)
     return decode(source.read_bytes(row), source.limits, fit=side)
@@ -305,7 +318,7 @@ def _check_bad(source: ImageSource, skipped: Sequence[SkippedSample], done: int,
     )
 
 
-def _replacements(index: SampleIndex, bad: Sequence[int]) -> Int64Array:
+def replacements(index: SampleIndex, bad: Sequence[int]) -> Int64Array:
     """[S] the row that each row shows. A bad row shows a readable one of its own split, so that no test picture
     slips into training."""
     replaced = np.arange(len(index), dtype=np.int64)
@@ -336,6 +349,7 @@ def _made_of(source: ImageSource, side: int) -> dict[str, Any]:
         "side": side,
         "decode": {**asdict(source.limits), "background": list(source.limits.background), "formats": list(FORMATS)},
         "pillow": PIL.__version__,
+        **({} if source.frames is None else {"video": source.frames.decoder}),
     }
 
 

@@ -22,6 +22,10 @@ import numpy as np
 from mocokit.data.index import SPLIT_WORDS, SampleIndex, make_index, path_key
 from mocokit.errors import DataError
 
+VIDEO_EXTENSIONS = (
+    ".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".ts", ".m2ts", ".wmv", ".flv", ".ogv", ".3gp",
+    ".gif",
+)  # fmt: skip
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
 
@@ -49,6 +53,8 @@ class ScanReport:
     """Lines of a manifest that repeat an earlier one word for word."""
     first_unreadable: str = ""
     """Name of the first of them, relative to the root."""
+    broken: list[tuple[str, str]] = field(default_factory=list)
+    """Videos that can't be used: name and reason. They have no rows."""
 
     def lines(self) -> list[str]:
         """One sentence for each kind that was met."""
@@ -66,14 +72,19 @@ class ScanReport:
             (self.missing, "listed files missing"),
             (self.repeated, "repeated lines used once"),
         )
-        return [f"{count:,} {what}" for count, what in told if count]
+        lines = [f"{count:,} {what}" for count, what in told if count]
+        if self.broken:
+            first = "; ".join(f"{name!r} ({reason})" for name, reason in self.broken[:5])
+            lines.append(f"{len(self.broken):,} videos passed over: {first}" + ("; ..." if self.broken[5:] else ""))
+        return lines
 
 
 class _Walk:
     """The state of one scan: what was found, what was passed over, which folders were seen."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, extensions: tuple[str, ...]) -> None:
         self.root = root
+        self.extensions = frozenset(extensions)
         self.names: list[str] = []
         self.sizes = array("q")
         self.mtimes = array("q")
@@ -98,7 +109,7 @@ class _Walk:
             self.report.sidecars += 1
             return False
         extension = base[base.rfind(".") :].lower() if "." in base else ""
-        if extension in _ALLOWED:
+        if extension in self.extensions:
             return True
         self.report.other_extensions[extension if len(extension) <= 10 else extension[:9] + "…"] += 1
         return False
@@ -183,24 +194,29 @@ class _Walk:
                 self.add_once(name, status)
 
 
-_ALLOWED = frozenset(EXTENSIONS)
-
-
-def scan_folder(root: str, *, follow_outside: bool = False) -> tuple[SampleIndex, ScanReport]:
+def scan_folder(
+    root: str, *, follow_outside: bool = False, extensions: tuple[str, ...] = EXTENSIONS
+) -> tuple[SampleIndex, ScanReport]:
     """The table of all pictures in `root`, sorted by the bytes of their relative paths, and what was passed over.
+
+    extensions: what a picture's name ends in (`VIDEO_EXTENSIONS` for a table of videos).
 
     Labels and splits come from the layout: `SPLIT/CLASS/...` when every picture lies in a folder named train,
     val, valid, validation or test; otherwise `CLASS/...` when there are at least two such folders; otherwise none.
     `follow_outside` also follows links that lead out of `root`, each target once. Raises DataError when there is
     no picture.
     """
-    walk = _Walk(root.rstrip("/") + "/")
+    walk = _Walk(root.rstrip("/") + "/", extensions)
     walk.folder("")
     if walk.links:
         walk.follow_links(follow_outside)
     if not walk.names:
         passed = "; ".join(walk.report.lines()) or "the folder is empty"
-        raise DataError(f"No pictures in {root}: looked for {' '.join(EXTENSIONS)}; {passed}.")
+        videos = any(extension in VIDEO_EXTENSIONS for extension in walk.report.other_extensions)
+        raise DataError(
+            f"No {'pictures' if extensions is EXTENSIONS else 'videos'} in {root}: looked for {' '.join(extensions)}; "
+            f"{passed}." + (" Videos are read with --video frames or --video clips." if videos else "")
+        )
     # Code points sort as their UTF-8 bytes do, except for the escapes that stand for bytes that aren't UTF-8.
     key = walk.names.__getitem__ if all(map(str.isascii, walk.names)) else lambda row: path_key(walk.names[row])
     order = np.array(sorted(range(len(walk.names)), key=key), np.int64)

@@ -21,6 +21,7 @@ from mocokit.data.blobs import public_name
 from mocokit.data.decode import DecodeLimits, UnreadableImageError, decode
 from mocokit.data.exclusion import read_exclude
 from mocokit.data.generated import GENERATED
+from mocokit.data.generated_videos import GENERATED_VIDEOS
 from mocokit.data.index import SampleIndex
 from mocokit.data.manifest import Columns, read_csv, read_list
 from mocokit.data.parquet import open_parquet
@@ -29,6 +30,33 @@ from mocokit.data.shards import is_shards, open_shards
 from mocokit.errors import DataError, UsageError, did_you_mean
 
 UInt8Array = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FrameReading:
+    """What reading frames of videos needs to be fast: neighbours are decoded together, and only as large as needed."""
+
+    run_of: npt.NDArray[np.int64]
+    """[S] number of the stretch of video that a row lies in. Rows of a stretch are best read in order by one thread."""
+    size_of: Callable[[int], tuple[int, int]]
+    """Row -> height and width, without decoding."""
+    fitted: Callable[[int, int], UInt8Array]
+    """Row, side -> RGB uint8 [h, w, 3], shrunk until no side is longer; raises UnreadableImageError."""
+    decoder: str
+    """What decodes, with its version: pixels of another one may differ."""
+    video_of: npt.NDArray[np.int64]
+    """[S] the video that a row is of, as its row in the set of videos that was opened."""
+
+    def subset(self, rows: npt.NDArray[np.integer]) -> FrameReading:
+        """That of some rows, in the order given."""
+        chosen, size_of, fitted = rows.tolist(), self.size_of, self.fitted
+        return replace(
+            self,
+            run_of=self.run_of[rows],
+            video_of=self.video_of[rows],
+            size_of=lambda row: size_of(chosen[row]),
+            fitted=lambda row, side: fitted(chosen[row], side),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -46,6 +74,8 @@ class ImageSource:
     """What decoding those bytes may cost."""
     report: ScanReport = field(default_factory=ScanReport)
     """What was passed over."""
+    frames: FrameReading | None = None
+    """How rows are best read, where they are frames of videos."""
 
     def subset(self, rows: npt.NDArray[np.integer]) -> ImageSource:
         """The source of some rows, in the order given."""
@@ -56,6 +86,7 @@ class ImageSource:
             index=self.index.subset(rows),
             read=lambda row: read(chosen[row]),
             read_bytes=None if read_bytes is None else lambda row: read_bytes(chosen[row]),
+            frames=None if self.frames is None else self.frames.subset(rows),
         )
 
 
@@ -145,6 +176,8 @@ def _open_path(path: Path, options: _Options) -> ImageSource:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
+        if str(path) in GENERATED_VIDEOS:
+            raise UsageError(f"{path} is a generated set of videos. Add --video clips or --video frames.") from error
         why = "can't be looked at" if isinstance(error, PermissionError) else "does not exist"
         raise UsageError(
             f"{str(path)!r} {why} and is no generated set ({', '.join(sorted(GENERATED))})."

@@ -374,8 +374,13 @@ def plain_view(
 ) -> Tensor:
     """The view for evaluation, float32 [B, 3, size, size]: central square, antialiased resize, normalised, no chance.
 
-    images_u8 and extents as in make_views.
+    images_u8 and extents as in make_views; or clips uint8 [B, 3, T, S, S], which give float32 [B, 3, T, size, size].
     """
+    if images_u8.ndim == 5:
+        B, _, T = images_u8.shape[:3]
+        frames = images_u8.transpose(1, 2).flatten(0, 1)
+        x = plain_view(frames, extents.repeat_interleave(T, 0), size=size, mean=mean, std=std)
+        return x.view(B, T, *x.shape[1:]).transpose(1, 2).contiguous()
     config = ViewConfig(size=size, mean=mean, std=std)
     nobody = np.zeros(len(images_u8), np.int64)
     return make_views(config, images_u8, extents, nobody, seed=0, epoch=0, views=(0,))[0]

@@ -18,10 +18,13 @@ from mocokit.evaluation.counterfactual import Counterfactual, encoder_counterfac
 from mocokit.evaluation.crossing import Reader, answer_features, knn_reader, probe_reader
 from mocokit.evaluation.features import plain_batches
 from mocokit.evaluation.labelled import LabelledData
+from mocokit.evaluation.labelled_videos import VideoData
 from mocokit.evaluation.metrics import Scores, score
 from mocokit.evaluation.overlap import Overlap, pretraining_overlap
 from mocokit.evaluation.protocol import Ledger, plan_hash, shuffled
 from mocokit.evaluation.verdict import Interval, Verdict, decide
+from mocokit.evaluation.video_contenders import video_contenders
+from mocokit.evaluation.video_overlap import video_overlap
 from mocokit.evaluation.weights import NamedEncoder, NotHere
 from mocokit.training.run import Run
 from mocokit.training.state import make_encoder
@@ -135,7 +138,7 @@ class FrozenResult:
 
 def evaluate_frozen(
     runs: Sequence[Run],
-    data: LabelledData,
+    data: LabelledData | VideoData,
     plan: FrozenPlan,
     *,
     named: Sequence[NamedEncoder | NotHere] = (),
@@ -145,6 +148,9 @@ def evaluate_frozen(
     warn: Callable[[str], None] | None = None,
 ) -> FrozenResult:
     """Score the runs' frozen encoders against pixels, random weights and named weights on the test split.
+
+    Of videos, what is classified is a video: the mean of its clips' (or frames') features; a further baseline is the
+    histogram of its colours.
 
     The runs must be repeats of one recipe (`together.check_together`). The reading of the test split is put into every
     run's ledger before its labels are used. named: further baselines. cache: folder for their pixels. warn: told
@@ -167,7 +173,10 @@ def evaluate_frozen(
     # The labels of the validation split serve too: k is fixed or chosen inside a draw, and the probe's penalty, with
     # all labels, is chosen on them before it is fitted to all.
     bank = np.sort(np.concatenate([data.split.train, data.split.val]))
-    found = contenders(runs, data, bank, random_seeds=seeds, named=named, cache=cache, device=device, say=say)
+    if isinstance(data, VideoData):
+        found = video_contenders(runs, data, bank, random_seeds=seeds, device=device, say=say)
+    else:
+        found = contenders(runs, data, bank, random_seeds=seeds, named=named, cache=cache, device=device, say=say)
     labels = data.index.labels
     groups = data.index.groups[test] if (data.index.groups[test] >= 0).any() else None
     verdicts, tables, correct = {}, {}, {}
@@ -192,7 +201,7 @@ def evaluate_frozen(
             method: score(one, labels[test], n_classes=data.n_classes, groups=groups) for method, one in answers.items()
         }
     counts = np.bincount(labels[test], minlength=data.n_classes)
-    overlap = pretraining_overlap(runs, data)
+    overlap = video_overlap(runs, data) if isinstance(data, VideoData) else pretraining_overlap(runs, data)
     first = plan.classifiers[0]
     return FrozenResult(
         verdict=verdicts[first],
@@ -214,7 +223,7 @@ def _budget(plan: FrozenPlan, labels: int) -> str:
     return f"{plan.draws} draws of {plan.labels_per_class} labels a class"
 
 
-def _reader(classifier: Classifier, plan: FrozenPlan, data: LabelledData, bank: Ints) -> Reader:
+def _reader(classifier: Classifier, plan: FrozenPlan, data: LabelledData | VideoData, bank: Ints) -> Reader:
     few = plan.labels_per_class is not None
     if classifier == "knn":
         k: int | Sequence[int] = plan.k or (FEW_LABEL_K if few else min(ALL_LABEL_K, len(bank)))

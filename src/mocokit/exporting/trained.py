@@ -62,7 +62,7 @@ def is_trained(path: Path) -> bool:
 def open_trained(place: Place | Trained, step: int | None = None) -> Trained:
     """Open a run (its newest checkpoint that verifies, or that of `step`) or a fine-tuning.
 
-    Raises UsageError when the folder is neither, DamagedError when its weights don't verify.
+    Raises UsageError when the folder is neither or its encoder reads clips, DamagedError when its weights don't verify.
     """
     if isinstance(place, Trained):
         return place
@@ -70,6 +70,11 @@ def open_trained(place: Place | Trained, step: int | None = None) -> Trained:
     if not isinstance(place, Run) and (path / TUNED_MARKER).is_file():
         return _open_tuned(path)
     run = place if isinstance(place, Run) else load_run(path, step=step)
+    if run.config.data.video == "clips":
+        raise UsageError(
+            f"{path} was trained on clips of video, and this reads images. Use a run of `--video frames`; clips are "
+            "for `mocokit evaluate` and `mocokit motion`."
+        )
     weights = run.found.manifest["files"]["model.safetensors"]["sha256"]
     return Trained(path, run.config.encoder, run.config.views, weights, run.step, run, None)
 

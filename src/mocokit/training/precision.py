@@ -73,7 +73,8 @@ def choose_execution(encoder: Encoder, sample: Tensor, wanted: ExecutionConfig, 
     precisions: list[Precision] = [wanted.precision]
     if wanted.precision == "auto":
         precisions = ["fp32", "bf16"] if has_fast_bf16(sample.device) else ["fp32"]
-    layouts: list[Layout] = ["contiguous", "channels-last"] if wanted.layout == "auto" else [wanted.layout]
+    both: list[Layout] = ["contiguous", "channels-last"] if sample.ndim == 4 else ["contiguous"]  # clips: one layout
+    layouts = both if wanted.layout == "auto" else [wanted.layout]
     if wanted.compile == "on" and (missing := _compiler_missing(sample.device)):
         raise UsageError(f"--compile on: {missing} Leave the flag out, or install one.")
     arms = [replace(settled, precision=p, layout=o) for p in precisions for o in layouts]

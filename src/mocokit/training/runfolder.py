@@ -58,6 +58,7 @@ OWNED = (
     "eval/confusion.png",
     "eval/reliability.csv",
     "eval/reliability.png",
+    "eval/motion.json",
     "eval/ledger.jsonl",
     "eval/ledger.torn",
     *(f"export/*/{name}" for name in EXPORT_FILES),

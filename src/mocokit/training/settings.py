@@ -16,6 +16,7 @@ import yaml
 
 from mocokit.contrast.encoders import EncoderConfig
 from mocokit.contrast.steps import ContrastConfig
+from mocokit.data.clips import ClipConfig
 from mocokit.data.views import ViewConfig
 from mocokit.errors import DamagedError, UsageError
 from mocokit.training.optim import OptimConfig
@@ -52,10 +53,25 @@ class DataConfig:
     """SHA-256 of that file. In a configuration for a new run: what the file must have."""
     allow_partial: bool = False
     """Whether less than 90 % of the backbone's tensors may come from that file."""
+    video: Literal["off", "frames", "clips"] = "off"
+    """Whether the data are videos, and whether their frames or clips of them are the samples."""
+    frame_rate: float = 1.0
+    """With `video: frames`: frames a second that are taken."""
+    clip_frames: int = 8
+    """With `video: clips`: frames of a clip."""
+    clip_stride: int = 1
+    """With `video: clips`: a clip takes every so many-th frame."""
+    clip_speed: int = 1
+    """With `video: clips`: a view plays at up to so many times the speed; 1 = as it is."""
+    max_gap: float = 1.0
+    """With `video: clips`: the second view is of the same video, at most so many seconds away; 0 = the same clip."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad <= 1:
             raise UsageError(f"`max_bad` must lie in [0, 1]. Got {self.max_bad}.")
+        if not 0 < self.frame_rate < 1000:
+            raise UsageError(f"`frame_rate` must lie above 0 and below 1000 a second. Got {self.frame_rate}.")
+        ClipConfig(frames=self.clip_frames, stride=self.clip_stride, speed=self.clip_speed, max_gap=self.max_gap)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +136,7 @@ class RunConfig:
         plain = self.to_dict()
         for section, keys in LATER.items():
             for key in keys:
-                if getattr(getattr(self, section), key) == _default(SECTIONS[section], key):
+                if getattr(getattr(self, section), key) == default_of(SECTIONS[section], key):
                     del plain[section][key]
         for name in ("workers", "checkpoint_every", "eval_every"):
             del plain["train"][name]
@@ -152,7 +168,20 @@ SECTIONS: dict[str, type] = {
 
 
 LATER: dict[str, tuple[str, ...]] = {
-    "data": ("exclude", "exclude_sha256", "init", "init_sha256", "allow_partial"),
+    "data": (
+        "exclude",
+        "exclude_sha256",
+        "init",
+        "init_sha256",
+        "allow_partial",
+        "video",
+        "frame_rate",
+        "clip_frames",
+        "clip_stride",
+        "clip_speed",
+        "max_gap",
+    ),
+    "encoder": ("clip",),
     "views": ("solarize", "blur_second", "solarize_second"),
     "contrast": ("shuffle_bn",),
     "optim": ("kind", "trust"),
@@ -166,7 +195,8 @@ Whoever adds a field to a section names it here. `tests/golden/` keeps a config.
 """
 
 
-def _default(kind: type, key: str) -> Any:
+def default_of(kind: type, key: str) -> Any:
+    """The default of a section's field."""
     return next(f.default for f in fields(kind) if f.name == key)
 
 

@@ -1,0 +1,68 @@
+"""Did pretraining use the test videos? Asked by name and, where its files are still there, by content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mocokit.data.videos import VideoSet, open_videos
+from mocokit.errors import DataError, UsageError
+from mocokit.evaluation.labelled_videos import VideoData
+from mocokit.evaluation.overlap import Overlap
+from mocokit.training.run import Run
+from mocokit.training.settings import DataConfig
+
+Ints = npt.NDArray[np.int64]
+
+
+def video_overlap(runs: Sequence[Run], data: VideoData) -> Overlap:
+    """Of all the runs together: the one that used most of the test videos is told. Files are compared byte by byte."""
+    seen: dict[str, Overlap] = {}
+    for run in runs:
+        key = run.config.data.index_hash
+        if key not in seen:
+            seen[key] = _of_run(run.config.data, data)
+    return max(seen.values(), key=lambda one: (one.by_content or 0, one.by_id or 0, one.text.startswith("unknown")))
+
+
+def _of_run(used: DataConfig, data: VideoData) -> Overlap:
+    test = data.split.test
+    n = len(test)
+    try:
+        pretrained = open_videos(
+            used.spec, split=used.split, label_column=used.label_column, group_column=used.group_column, workers=2
+        )
+    except (DataError, UsageError):
+        text = "unknown: the videos of the pretraining are not where they were, so they were not compared"
+        return Overlap(n, None, None, (), text)
+    same_name = np.isin(data.index.ids[test], pretrained.index.ids)
+    same = _same_content(data.videos, test, pretrained)
+    examples = tuple(data.index.names[row] for row in test[same][:3].tolist())
+    by_id, by_content = int(same_name.sum()), int(same.sum())
+    if by_content:
+        whose = "all" if by_content == n else f"{by_content} of {n}"
+        text = f"yes: pretraining used {whose} test videos without labels (the same content; {examples[0]!r} is one)"
+    else:
+        text = f"no: 0 of {n} test videos are among the videos of the pretraining by content"
+        text += f" ({by_id} share a name with one)" if by_id else ""
+    return Overlap(n, by_id, by_content, examples, text)
+
+
+def _same_content(labelled: VideoSet, test: Ints, pretrained: VideoSet) -> npt.NDArray[np.bool_]:
+    """[n_test] whether a test video is among those of the pretraining: the same bytes, or the same generated video."""
+    if labelled.file is None or pretrained.file is None:
+        same_set = labelled.index.content == pretrained.index.content and labelled.file is pretrained.file
+        return np.isin(labelled.index.ids[test], pretrained.index.ids) & same_set
+    sizes = labelled.index.sizes[test]
+    rows = np.flatnonzero(np.isin(pretrained.index.sizes, sizes))
+    there = {_digest(pretrained.file(row)) for row in rows.tolist()}
+    return np.array([_digest(labelled.file(row)) in there for row in test.tolist()], np.bool_)
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "blake2b").digest()
