@@ -46,6 +46,7 @@ __all__ = [
     "finetune",
     "machine",
     "main",
+    "motion",
     "pretrain",
     "proof",
     "recipes",
@@ -54,7 +55,6 @@ __all__ = [
     "studies",
     "transfer",
 ]
-__all__ = ["app", "data", "evaluate", "finetune", "machine", "main", "motion", "pretrain", "recipes", "studies"]
 
 
 def main(arguments: list[str] | None = None) -> int:
