@@ -6,13 +6,14 @@ Trains, on the generated `moving-shapes` (motion, shape and colour independent o
     unmasked    the same, with the own video's other clips scored as negatives (--no-mask-group)
     frames      single frames as pictures (--video frames), the same views
 
-and reads motion and shape from each with all labels, by kNN and by a linear probe, on 240 test videos beside random
-weights, pixels and colours. Intervals (95 %) are over seeds and test videos. Frames are read by video too (the mean
-over a video's frames), so that both are judged on the same videos.
+and reads motion and shape from each with all labels, by kNN (k = 20) and by a linear probe, on 240 test videos beside
+random weights, pixels and colours. Intervals (95 %) are over seeds and test videos. Frames are read by video too (the
+mean over a video's frames), so that both are judged on the same videos. About two processor minutes for each seed, and
+one for reading a seed.
 
     python -m benchmarks.motion --out runs/motion                 # three seeds
     python -m benchmarks.motion --out runs/motion --seeds 0       # one
-    python -m benchmarks.motion --out runs/real --data FOLDER --epochs 40   # labelled videos of your own: a verdict
+    python -m benchmarks.motion --out runs/real --data FOLDER --arms clips --image-size 48   # labelled videos of yours
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ ARMS: dict[str, dict[str, Any]] = {
     "frames": {"video": "frames", "frame_rate": 8.0, "batch_size": 64, "backbone": "small-cnn-16-32-64"},
 }
 EPOCHS = {"clips": 14, "unmasked": 14, "frames": 6}
+NEIGHBOURS = 20
 SAME = {"threads": 1, "precision": "fp32", "layout": "contiguous", "quiet": True}
 
 
-def train(arm: str, seed: int, out: Path, data: str, epochs: int | None) -> Run:
+def train(arm: str, seed: int, out: Path, data: str, given: dict[str, Any]) -> Run:
     """One run; one that is finished is taken as it is."""
     folder = out / f"{arm}-{seed}"
     try:
@@ -50,7 +52,8 @@ def train(arm: str, seed: int, out: Path, data: str, epochs: int | None) -> Run:
     except UsageError:
         pass
     started = time.process_time()
-    run = api.pretrain(data, folder, seed=seed, epochs=epochs or EPOCHS[arm], **ARMS[arm], **SAME)
+    options = {"epochs": EPOCHS[arm], **ARMS[arm], **SAME, **given}
+    run = api.pretrain(data, folder, seed=seed, **options)
     print(f"{folder.name}: {time.process_time() - started:.0f} processor seconds", flush=True)
     return run
 
@@ -58,7 +61,7 @@ def train(arm: str, seed: int, out: Path, data: str, epochs: int | None) -> Run:
 def read(runs: list[Run], data: str, label: str | None, classifier: str) -> FrozenResult:
     """All labels, one reading."""
     return api.evaluate(
-        runs, data, labels_per_class="all", draws=1, classifier=classifier, label_column=label, quiet=True
+        runs, data, labels_per_class="all", draws=1, k=NEIGHBOURS, classifier=classifier, label_column=label, quiet=True
     )
 
 
@@ -98,9 +101,12 @@ def main() -> None:
     parser.add_argument("--data", default="moving-shapes")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--epochs", type=int, default=None)
+    for name in ("--epochs", "--image-size", "--batch-size", "--clip-stride"):
+        parser.add_argument(name, type=int, default=None)
     given = parser.parse_args()
-    arms = {arm: [train(arm, s, given.out, given.data, given.epochs) for s in given.seeds] for arm in given.arms}
+    own = {name: getattr(given, name) for name in ("epochs", "image_size", "batch_size", "clip_stride")}
+    own = {name: value for name, value in own.items() if value is not None}
+    arms = {arm: [train(arm, seed, given.out, given.data, own) for seed in given.seeds] for arm in given.arms}
     labels: list[str | None] = ["motion", "shape"] if given.data == "moving-shapes" else [None]
     result: dict[str, Any] = {"seeds": given.seeds, "scores": compare(arms, given.data, labels)}
     if "clips" in arms:

@@ -149,6 +149,17 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_recipe(make: Make, name
     assert getattr(getattr(make(text, **{name: by_flag}, **more), section), key) == by_flag
 
 
+def test_a_batch_of_clips_is_smaller_and_its_learning_rate_with_it(make: Make) -> None:
+    pictures, clips = make(recipe="small"), make("data: {video: clips, clip_frames: 16}", recipe="small")
+    assert (pictures.train.batch_size, clips.train.batch_size) == (256, 32)
+    assert clips.optim.lr == pytest.approx(pictures.optim.lr / 8)
+    assert (clips.encoder.clip, clips.contrast.mask_group, pictures.contrast.mask_group) == (16, True, False)
+    named = make("data: {video: clips}", recipe="small", batch_size=128, mask_group=False)
+    assert (named.train.batch_size, named.optim.lr, named.contrast.mask_group) == (128, pictures.optim.lr, False)
+    with pytest.raises(UsageError, match=r"encoder.clip must be 8 here"):
+        make("data: {video: clips}\nencoder: {clip: 4}")
+
+
 def test_flags_without_a_key_of_their_own_win_too(make: Make, tmp_path: Path) -> None:
     text = "recipe: moco-v1\nviews: {size: 48, crop_area: [0.5, 1], blur: 0.3, flip: 0.1}\n"
     plain = make(text)

@@ -255,11 +255,22 @@ def _first(*choices: Any) -> Any:
     return next(choice for choice in choices if choice is not None)
 
 
+FRAMES_AT_ONCE = 512
+"""Frames of a batch of clips where nobody names the batch size: 64 clips of 8 frames."""
+
+
 def _fit_to_data(
     sections: dict[str, Any], explicit: set[tuple[str, str]], fitted: tuple[str, ...], images: int, size: int
 ) -> None:
     """Settle what nobody named: K, backbone, checkpoint and evaluation intervals."""
     train: TrainConfig = sections["train"]
+    most = max(FRAMES_AT_ONCE // max(sections["encoder"].clip, 1), 2)
+    if sections["encoder"].clip and train.batch_size > most and ("train", "batch_size") not in explicit:
+        # A batch of clips fills the memory of as many times more pictures; the learning rate goes with it.
+        if ("optim", "lr") not in explicit:
+            lr = sections["optim"].lr * most / train.batch_size
+            sections["optim"] = replace(sections["optim"], lr=lr)
+        train = sections["train"] = replace(train, batch_size=most)
     if images < train.batch_size:
         raise UsageError(
             f"There are {images} images, fewer than one batch of {train.batch_size}. "
