@@ -19,6 +19,7 @@ from mocokit.exporting.loading import FrozenEncoder, freeze
 from mocokit.exporting.parity import IMAGES, Parity
 from mocokit.exporting.trained import Place, Trained, open_trained
 from mocokit.training import runlog
+from mocokit.training.run import images_of
 
 KIND = "mocokit export"
 SPARE_PICTURES = "shapes"
@@ -126,13 +127,7 @@ def _pictures(trained: Trained) -> tuple[list[npt.NDArray[np.uint8]], str]:
     else:
         data = trained.run.config.data
         try:
-            source = open_source(
-                data.spec,
-                split=data.split,
-                label_column=data.label_column,
-                group_column=data.group_column,
-                exclude=data.exclude,
-            )
+            source = images_of(data)
             name = source.name
         except (UsageError, DataError):
             source = open_source(SPARE_PICTURES)

@@ -8,26 +8,29 @@ import functools
 import shlex
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from mocokit import config as configuration
 from mocokit import files
+from mocokit.api.measuring import monitor_of, open_monitor, probe_of
+from mocokit.api.opening import Store, build_store, configure, open_store, options_from, read_config
+from mocokit.api.starting import begin_from_weights, digests, note_change, remember_images, same_images
+from mocokit.api.telling import StarvingRemark, announce, save_pairs
+from mocokit.api.tracing import planned, run_recorder
+from mocokit.contrast.batch_norm import batch_norms
 from mocokit.data.loader import BatchLoader, BatchPlan
 from mocokit.data.pixels import SkippedSample, write_skipped
 from mocokit.errors import (
     DamagedError,
-    DataError,
     InterruptedRunError,
     MocokitError,
     StorageError,
     UsageError,
 )
-from mocokit.evaluation.labelled import LabelledData, open_labelled
-from mocokit.evaluation.monitor import Monitor
-from mocokit.evaluation.protocol import Ledger
 from mocokit.options import PretrainOptions
 from mocokit.reporting import plots
 from mocokit.training import runlog
@@ -40,27 +43,13 @@ from mocokit.training.checkpoint import (
 )
 from mocokit.training.distributed import RANK_TIMEOUT, Ranks, open_ranks, settle_execution
 from mocokit.training.environment import environment
+from mocokit.training.failure import FailureCapture
 from mocokit.training.launch import read_launch
 from mocokit.training.loop import Schedule, StopRequest, bn_shuffle, run_training
-from mocokit.training.runfolder import RunFolder, claim_run
-from mocokit.training.settings import RunConfig, from_yaml, to_yaml
-
-if TYPE_CHECKING:
-    pass
-from collections.abc import Mapping, Sequence
-
-import numpy as np
-
-from mocokit.api.opening import Store, build_store, configure, open_store, options_from, read_config
-from mocokit.api.planning import key_life
-from mocokit.api.starting import begin_from_weights, digests, note_change, remember_images, same_images
-from mocokit.api.telling import StarvingRemark, announce, save_pairs
-from mocokit.api.tracing import planned, run_recorder
-from mocokit.contrast.batch_norm import batch_norms
-from mocokit.contrast.health import Classes, HealthProbe
-from mocokit.training.failure import FailureCapture
 from mocokit.training.precision import num_threads
 from mocokit.training.run import Run, load_run
+from mocokit.training.runfolder import RunFolder, claim_run
+from mocokit.training.settings import RunConfig, from_yaml, to_yaml
 from mocokit.training.state import TrainState, make_encoder, make_state
 from mocokit.training.trackers import check_trackers, open_trackers
 
@@ -110,8 +99,20 @@ def pretrain(
     progress = runlog.Progress(quiet=quiet, silent=not first)
     with lock or contextlib.nullcontext(), open_ranks(rank_timeout) as ranks:
         try:
-            ways = (resume, accept_data_change, stop_after)
-            _pretrain(str(data), run, options, config_file, monitor, track, trace, ways, progress, ranks)
+            _pretrain(
+                str(data),
+                run,
+                options,
+                progress,
+                ranks,
+                config_file=config_file,
+                monitor=monitor,
+                track=track,
+                trace=trace,
+                resume=resume,
+                accept_data_change=accept_data_change,
+                stop_after=stop_after,
+            )
         except BaseException as error:
             if first:
                 _record_failure(run, error)
@@ -154,15 +155,17 @@ def _pretrain(
     data: str,
     run: RunFolder,
     options: PretrainOptions,
+    progress: runlog.Progress,
+    ranks: Ranks,
+    *,
     config_file: Path | None,
     monitor: str | None,
     track: Sequence[str],
     trace: str | None,
-    ways: tuple[bool, bool, int | None],
-    progress: runlog.Progress,
-    ranks: Ranks,
+    resume: bool,
+    accept_data_change: bool,
+    stop_after: int | None,
 ) -> None:
-    resume, accept_data_change, stop_after = ways
     with ranks.phase("reading the settings and the list of images"):
         if ranks.first:
             check_trackers(track)
@@ -226,11 +229,7 @@ def _pretrain(
         bn_shuffle(config.contrast, state, ranks)  # whether it can be done
         windows = planned(trace, config, schedule.total_steps, ranks.size) if trace else []
         if ranks.first:
-            if monitor and config.data.video == "clips":
-                raise UsageError(
-                    "--monitor reads images; clips have no such curve. Leave it out and use `mocokit evaluate`."
-                )
-            labelled = _open_monitor(monitor, run, config) if monitor else None
+            labelled = open_monitor(monitor, run, config) if monitor else None
             check_room(state, run.checkpoints)
             # Whatever the user can get wrong is found out by now: an earlier run is replaced only from here on.
             if stored is None:
@@ -259,12 +258,12 @@ def _pretrain(
                 runlog.write_status(run, "running", state.step, schedule.total_steps)
                 if state.step == 0:
                     save_pairs(run, loader, store, config)
-                reading = _monitor(labelled, run, config) if labelled else None
+                reading = monitor_of(labelled, run, config) if labelled else None
                 tracker = open_trackers(
                     track, run.path / "trackers", run_name=run.path.name, config=config.to_dict(), step=state.step
                 )
                 stack.callback(tracker.close)
-                probe = _probe(loader, config, schedule, log.health_rows(), device)
+                probe = probe_of(loader, config, schedule, log.health_rows(), device)
                 if windows:
                     recorder = run_recorder(windows, config, run, source.index, store, resumed_at=state.step)
                     stack.callback(recorder.close)
@@ -286,7 +285,7 @@ def _pretrain(
             for batch in loader.batches(start, end):
                 if batch.step + 1 == stop_after:
                     stop.signal = signal.SIGTERM
-                yield capture.seen(_on_device(batch, device))
+                yield capture.seen(batch.to(device))
 
         def save(now: TrainState) -> None:
             assert log is not None
@@ -348,55 +347,6 @@ def _measured(config: RunConfig, named: Mapping[str, Any], store: Store) -> RunC
     return dataclasses.replace(config, views=dataclasses.replace(config.views, **found))  # type: ignore[arg-type]
 
 
-PROBE_IMAGES, PROBE_EVERY, PROBE_ROWS = 128, 100, 500
-"""Health is measured on so many images every so many steps; more rarely where that makes more rows than this."""
-
-
-def _probe(
-    loader: BatchLoader,
-    config: RunConfig,
-    schedule: Schedule,
-    rows: list[dict[str, Any]],
-    device: torch.device,
-) -> HealthProbe | None:
-    """What measures health: a fixed batch of views. None where there are too few images to say anything."""
-    index = loader.index
-    chosen = np.sort(np.argsort(index.ids, kind="stable")[:PROBE_IMAGES])
-    if len(chosen) < 8:
-        return None
-    batch = _on_device(loader.of_rows(chosen, 0), device)
-    classes = None
-    if (index.labels >= 0).any():
-        classes = Classes(torch.tensor(index.ids, device=device), torch.tensor(index.labels, device=device))
-    return HealthProbe(
-        batch.x_q,
-        batch.x_k,
-        batch.ids,
-        every=max(PROBE_EVERY, schedule.total_steps // PROBE_ROWS),
-        lifetime=key_life(config) or 0.0,
-        classes=classes,
-        rows=rows,
-    )
-
-
-def _open_monitor(spec: str, run: RunFolder, config: RunConfig) -> LabelledData:
-    labelled = open_labelled(
-        spec,
-        size=config.views.size,
-        label_column=config.data.label_column,
-        group_column=config.data.group_column,
-        cache=run.path / "cache" / "monitor.u8",
-    )
-    if not len(labelled.split.val):
-        raise DataError(f"{labelled.name} has no labelled validation image, so --monitor can't read it. Add images.")
-    return labelled
-
-
-def _monitor(labelled: LabelledData, run: RunFolder, config: RunConfig) -> Monitor:
-    ledger = Ledger(run.evaluation / "ledger.jsonl")
-    return Monitor(labelled, ledger, size=config.views.size, mean=config.views.mean, std=config.views.std)
-
-
 def _restore_or_begin(
     run: RunFolder,
     config: RunConfig,
@@ -447,10 +397,3 @@ def _restore_or_begin(
 def _save(state: TrainState, run: RunFolder, facts: dict[str, Any], log: runlog.RunLog, total_steps: int) -> None:
     save_checkpoint(state, run.checkpoints, {**facts, "log": log.lengths()})
     runlog.write_status(run, "running", state.step, total_steps)
-
-
-def _on_device(batch: Any, device: torch.device) -> Any:
-    if device.type == "cpu":
-        return batch
-    moved = {name: getattr(batch, name).to(device) for name in ("x_q", "x_k", "ids", "groups")}
-    return dataclasses.replace(batch, **moved)

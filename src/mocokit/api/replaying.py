@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from mocokit.api.opening import Source, Store, build_store, open_store
-from mocokit.api.pretraining import _on_device
 from mocokit.api.starting import begin_from_weights, same_images
 from mocokit.data.loader import Batch, BatchLoader, BatchPlan
 from mocokit.errors import DataError, DivergedError, UsageError
@@ -175,7 +174,7 @@ def _go(
 
         def batches(start: int, _: int) -> Iterator[Batch]:
             for number in range(start, step + 1):
-                batch = _on_device(loader.make(number), device)
+                batch = loader.make(number).to(device)
                 if number == step:
                     outcome.watch = stack.enter_context(Watch(state, batch))
                 progress.show(f"step {number} of {step}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,18 @@ class Batch:
     ids: Tensor
     groups: Tensor
     rows: Rows
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch with its tensors on a device."""
+        if device.type == "cpu":
+            return self
+        return replace(
+            self,
+            x_q=self.x_q.to(device),
+            x_k=self.x_k.to(device),
+            ids=self.ids.to(device),
+            groups=self.groups.to(device),
+        )
 
 
 class BatchPlan:

@@ -19,10 +19,11 @@ from mocokit.evaluation.baselines import (
     random_init_features,
 )
 from mocokit.evaluation.crossing import BankAndTest
-from mocokit.evaluation.features import Ints, extract, frozen, gather, plain_batches
+from mocokit.evaluation.features import Ints, Pixels, extract, frozen, gather, plain_batches
 from mocokit.evaluation.labelled import LabelledData
 from mocokit.evaluation.weights import NamedEncoder, NotHere
 from mocokit.training.run import Run, Which
+from mocokit.training.settings import RunConfig
 from mocokit.training.state import make_encoder
 
 READOUTS = ("h", "z", "key-h", "key-z")
@@ -66,36 +67,11 @@ def contenders(
         return vectors[:cut], vectors[cut:]
 
     found = Contenders({name: [] for name in READOUTS})
-    for run in runs:
-        say(f"features of {run.path.name} ({len(rows)} images)")
-        views = run.config.views
-        own: dict[str, Any] = {"size": views.size, "mean": views.mean, "std": views.std, "device": device}
-        which: Which
-        for which, prefix in (("query", ""), ("key", "key-")):
-            features = extract(run.encoder(which).to(device), data.store, rows, **own)
-            found.runs[f"{prefix}h"].append(halves(features.h))
-            found.runs[f"{prefix}z"].append(halves(features.z))
+    add_runs(found, runs, data.store, rows, halves, device=device, say=say, what=f"{len(rows)} images")
     say("baselines: pixels, random weights" + "".join(f", {one.name}" for one in named))
     view: dict[str, Any] = {"size": first.views.size, "mean": first.views.mean, "std": first.views.std}
     found.baselines[PIXELS] = [halves(pixel_features(data.store, rows, **view))]
-    inits = [
-        random_init_features(
-            lambda s: make_encoder(first.encoder, first.views.size, RANDOM_SEED + s),
-            data.store,
-            rows,
-            bank,
-            seed,
-            device=device,
-            **view,
-        )
-        for seed in range(random_seeds)
-    ]
-    found.baselines[RANDOM_INIT] = [halves(one.pooled) for one in inits]
-    flattened = [halves(one.flattened) for one in inits if one.flattened is not None]
-    if flattened:
-        found.baselines[RANDOM_INIT_FLATTENED] = flattened
-    else:
-        found.not_run[RANDOM_INIT_FLATTENED] = f"{first.encoder.backbone} has no spatial map"
+    add_random_init(found, first, random_seeds, data.store, rows, bank, halves, device=device)
     for one in named:
         if isinstance(one, NotHere):
             found.not_run[one.name] = one.reason
@@ -103,6 +79,71 @@ def contenders(
         found.baselines[one.name] = [halves(_named_features(one, data, rows, cache, device))]
         found.notes[one.name] = one.note
     return found
+
+
+Halves = Callable[[Tensor], BankAndTest]
+"""Vectors of all rows that were read, parted into those of the bank and of the test."""
+
+
+def add_runs(
+    found: Contenders,
+    runs: Sequence[Run],
+    store: Pixels,
+    rows: Ints,
+    halves: Halves,
+    *,
+    device: torch.device,
+    say: Callable[[str], None],
+    what: str,
+    batch: int = 256,
+) -> None:
+    """The four readouts of every run. what: what is read, in words."""
+    for run in runs:
+        say(f"features of {run.path.name} ({what})")
+        views = run.config.views
+        own: dict[str, Any] = {"size": views.size, "mean": views.mean, "std": views.std, "device": device}
+        which: Which
+        for which, prefix in (("query", ""), ("key", "key-")):
+            features = extract(run.encoder(which).to(device), store, rows, batch=batch, **own)
+            found.runs[f"{prefix}h"].append(halves(features.h))
+            found.runs[f"{prefix}z"].append(halves(features.z))
+
+
+def add_random_init(
+    found: Contenders,
+    config: RunConfig,
+    seeds: int,
+    store: Pixels,
+    rows: Ints,
+    calibration: Ints,
+    halves: Halves,
+    *,
+    device: torch.device,
+    batch: int = 256,
+) -> None:
+    """The same architecture with random weights, `seeds` times, its batch norm calibrated on rows of the bank."""
+    views = config.views
+    inits = [
+        random_init_features(
+            lambda s: make_encoder(config.encoder, views.size, RANDOM_SEED + s),
+            store,
+            rows,
+            calibration,
+            seed,
+            batch=batch,
+            device=device,
+            size=views.size,
+            mean=views.mean,
+            std=views.std,
+        )
+        for seed in range(seeds)
+    ]
+    found.baselines[RANDOM_INIT] = [halves(one.pooled) for one in inits]
+    flattened = [halves(one.flattened) for one in inits if one.flattened is not None]
+    if flattened:
+        found.baselines[RANDOM_INIT_FLATTENED] = flattened
+    else:
+        found.not_run[RANDOM_INIT_FLATTENED] = f"{config.encoder.backbone} has no spatial map"
 
 
 def _named_features(

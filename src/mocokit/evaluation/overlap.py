@@ -8,21 +8,22 @@ or, where there are no encoded files, the same pixels. A resized or recompressed
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mocokit.data.decode import UnreadableImageError
-from mocokit.data.sources import ImageSource, open_source
+from mocokit.data.sources import ImageSource
 from mocokit.errors import DataError, UsageError
 from mocokit.evaluation.labelled import LabelledData
-from mocokit.training.run import Run
+from mocokit.training.run import Run, images_of
 from mocokit.training.settings import DataConfig
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,29 @@ class Overlap:
 
 def pretraining_overlap(runs: Sequence[Run], data: LabelledData) -> Overlap:
     """Of all the runs together: the one that used most of the test images is told."""
-    seen: dict[str, Overlap] = {}
+    return largest(runs, lambda used: _of_run(used, data))
+
+
+def largest(runs: Sequence[Run], overlap_of: Callable[[DataConfig], Overlap]) -> Overlap:
+    """The overlap of the run that used most; runs on the same data are asked once."""
+    used: dict[str, DataConfig] = {}
     for run in runs:
-        key = run.config.data.index_hash
-        if key not in seen:
-            seen[key] = _of_run(run.config.data, data)
-    return max(seen.values(), key=lambda one: (one.by_content or 0, one.by_id or 0, one.text.startswith("unknown")))
+        used.setdefault(run.config.data.index_hash, run.config.data)
+    found = [overlap_of(data) for data in used.values()]
+    return max(found, key=lambda one: (one.by_content or 0, one.by_id or 0, one.text.startswith("unknown")))
+
+
+def counted(names: Sequence[str], test: Ints, same_id: Bools, same_content: Bools, what: str) -> Overlap:
+    """The overlap that was found by looking. same_id, same_content: [n_test]. what: images or videos."""
+    n, by_id, by_content = len(test), int(same_id.sum()), int(same_content.sum())
+    examples = tuple(names[row] for row in test[same_content][:3].tolist())
+    if by_content:
+        whose = "all" if by_content == n else f"{by_content} of {n}"
+        text = f"yes: pretraining used {whose} test {what} without labels (the same content; {examples[0]!r} is one)"
+    else:
+        text = f"no: 0 of {n} test {what} are among the {what} of the pretraining by content"
+        text += f" ({by_id} share a name with one)" if by_id else ""
+    return Overlap(n, by_id, by_content, examples, text)
 
 
 def _of_run(used: DataConfig, data: LabelledData) -> Overlap:
@@ -74,18 +92,11 @@ def _of_run(used: DataConfig, data: LabelledData) -> Overlap:
             text = "no: pretraining used the train split of this data set; contents were not compared"
         return Overlap(n, None, None, (), text)
     same_id = np.isin(data.index.ids[test], source.index.ids)
-    same_content = _same_content(data.source, test, source)
-    examples = tuple(data.index.names[row] for row in test[same_content][:3].tolist())
-    by_id, by_content = int(same_id.sum()), int(same_content.sum())
-    if by_content:
-        whose = "all" if by_content == n else f"{by_content} of {n}"
-        text = f"yes: pretraining used {whose} test images without labels (the same content; {examples[0]!r} is one)"
-    elif used.index_hash == _train_hash(data):
-        text = f"no: pretraining used the train split of this data set; by content 0 of {n} test images are in it"
-    else:
-        text = f"no: 0 of {n} test images are among the images of the pretraining by content"
-        text += f" ({by_id} share a name with one)" if by_id else ""
-    return Overlap(n, by_id, by_content, examples, text)
+    found = counted(data.index.names, test, same_id, _same_content(data.source, test, source), "images")
+    if found.by_content or used.index_hash != _train_hash(data):
+        return found
+    text = f"no: pretraining used the train split of this data set; by content 0 of {n} test images are in it"
+    return replace(found, text=text)
 
 
 def _train_hash(data: LabelledData) -> str | None:
@@ -97,19 +108,13 @@ def _train_hash(data: LabelledData) -> str | None:
 def _reopened(used: DataConfig) -> ImageSource | None:
     """The images that pretraining used, or None when they are gone or changed."""
     try:
-        source = open_source(
-            used.spec,
-            split=used.split,
-            label_column=used.label_column,
-            group_column=used.group_column,
-            exclude=used.exclude,
-        )
+        source = images_of(used)
     except (DataError, UsageError):
         return None
     return source if source.index.hash == used.index_hash else None
 
 
-def _same_content(labelled: ImageSource, test: Ints, pretrained: ImageSource) -> npt.NDArray[np.bool_]:
+def _same_content(labelled: ImageSource, test: Ints, pretrained: ImageSource) -> Bools:
     """[n_test] whether a test image's content is among those of the pretraining."""
     encoded = labelled.read_bytes is not None and pretrained.read_bytes is not None
     rows = np.arange(len(pretrained.index), dtype=np.int64)

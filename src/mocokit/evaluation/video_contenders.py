@@ -11,17 +11,13 @@ from torch import Tensor
 
 from mocokit.evaluation.baselines import (
     PIXELS,
-    RANDOM_INIT,
-    RANDOM_INIT_FLATTENED,
     pixel_features,
-    random_init_features,
 )
-from mocokit.evaluation.contenders import RANDOM_SEED, READOUTS, Contenders
+from mocokit.evaluation.contenders import READOUTS, Contenders, add_random_init, add_runs
 from mocokit.evaluation.crossing import BankAndTest
-from mocokit.evaluation.features import Ints, Pixels, extract, gather, plain_batches
+from mocokit.evaluation.features import Ints, Pixels, gather, plain_batches
 from mocokit.evaluation.labelled_videos import VideoData, by_video
-from mocokit.training.run import Run, Which
-from mocokit.training.state import make_encoder
+from mocokit.training.run import Run
 
 COLOURS = "frame colours"
 _LEVELS = 4  # of each channel: 64 colours
@@ -55,38 +51,13 @@ def video_contenders(
 
     view: dict[str, Any] = {"size": first.views.size, "mean": first.views.mean, "std": first.views.std}
     found = Contenders({name: [] for name in READOUTS})
-    for run in runs:
-        say(f"features of {run.path.name} ({len(videos)} videos, {len(rows)} samples)")
-        views = run.config.views
-        own: dict[str, Any] = {"size": views.size, "mean": views.mean, "std": views.std, "device": device}
-        which: Which
-        for which, prefix in (("query", ""), ("key", "key-")):
-            features = extract(run.encoder(which).to(device), data.store, rows, batch=BATCH, **own)
-            found.runs[f"{prefix}h"].append(halves(features.h))
-            found.runs[f"{prefix}z"].append(halves(features.z))
+    what = f"{len(videos)} videos, {len(rows)} samples"
+    add_runs(found, runs, data.store, rows, halves, device=device, say=say, what=what, batch=BATCH)
     say("baselines: pixels, colours, random weights")
     small = {**view, "size": min(first.views.size, _PIXEL_SIDE)}
     found.baselines[PIXELS] = [halves(pixel_features(data.store, rows, batch=BATCH, **small))]
     found.baselines[COLOURS] = [halves(colour_histograms(data.store, rows, size=first.views.size))]
-    inits = [
-        random_init_features(
-            lambda s: make_encoder(first.encoder, first.views.size, RANDOM_SEED + s),
-            data.store,
-            rows,
-            calibration,
-            seed,
-            batch=BATCH,
-            device=device,
-            **view,
-        )
-        for seed in range(random_seeds)
-    ]
-    found.baselines[RANDOM_INIT] = [halves(one.pooled) for one in inits]
-    flattened = [halves(one.flattened) for one in inits if one.flattened is not None]
-    if flattened:
-        found.baselines[RANDOM_INIT_FLATTENED] = flattened
-    else:
-        found.not_run[RANDOM_INIT_FLATTENED] = f"{first.encoder.backbone} has no spatial map"
+    add_random_init(found, first, random_seeds, data.store, rows, calibration, halves, device=device, batch=BATCH)
     return found
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mocokit.data.videos import VideoSet, open_videos
 from mocokit.errors import DataError, UsageError
 from mocokit.evaluation.labelled_videos import VideoData
-from mocokit.evaluation.overlap import Overlap
+from mocokit.evaluation.overlap import Overlap, counted, largest
 from mocokit.training.run import Run
 from mocokit.training.settings import DataConfig
 
@@ -21,35 +21,20 @@ Ints = npt.NDArray[np.int64]
 
 def video_overlap(runs: Sequence[Run], data: VideoData) -> Overlap:
     """Of all the runs together: the one that used most of the test videos is told. Files are compared byte by byte."""
-    seen: dict[str, Overlap] = {}
-    for run in runs:
-        key = run.config.data.index_hash
-        if key not in seen:
-            seen[key] = _of_run(run.config.data, data)
-    return max(seen.values(), key=lambda one: (one.by_content or 0, one.by_id or 0, one.text.startswith("unknown")))
+    return largest(runs, lambda used: _of_run(used, data))
 
 
 def _of_run(used: DataConfig, data: VideoData) -> Overlap:
     test = data.split.test
-    n = len(test)
     try:
         pretrained = open_videos(
             used.spec, split=used.split, label_column=used.label_column, group_column=used.group_column, workers=2
         )
     except (DataError, UsageError):
         text = "unknown: the videos of the pretraining are not where they were, so they were not compared"
-        return Overlap(n, None, None, (), text)
+        return Overlap(len(test), None, None, (), text)
     same_name = np.isin(data.index.ids[test], pretrained.index.ids)
-    same = _same_content(data.videos, test, pretrained)
-    examples = tuple(data.index.names[row] for row in test[same][:3].tolist())
-    by_id, by_content = int(same_name.sum()), int(same.sum())
-    if by_content:
-        whose = "all" if by_content == n else f"{by_content} of {n}"
-        text = f"yes: pretraining used {whose} test videos without labels (the same content; {examples[0]!r} is one)"
-    else:
-        text = f"no: 0 of {n} test videos are among the videos of the pretraining by content"
-        text += f" ({by_id} share a name with one)" if by_id else ""
-    return Overlap(n, by_id, by_content, examples, text)
+    return counted(data.index.names, test, same_name, _same_content(data.videos, test, pretrained), "videos")
 
 
 def _same_content(labelled: VideoSet, test: Ints, pretrained: VideoSet) -> npt.NDArray[np.bool_]:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from mocokit.contrast.encoders import Encoder
+from mocokit.data.sources import ImageSource, open_source
 from mocokit.errors import DamagedError
 from mocokit.training.checkpoint import Found, find_checkpoint, read_tensors
 from mocokit.training.runfolder import RunFolder, open_run
-from mocokit.training.settings import RunConfig, from_yaml
+from mocokit.training.settings import DataConfig, RunConfig, from_yaml
 from mocokit.training.state import make_encoder
 
 Which = Literal["query", "key"]
@@ -50,6 +51,17 @@ class Run:
         except RuntimeError as error:
             raise DamagedError(f"{self.found.path} does not fit the run's configuration: {error}") from error
         return encoder.eval()
+
+
+def images_of(data: DataConfig) -> ImageSource:
+    """The images that a run's configuration names, as they lie there now. Raises DataError, UsageError."""
+    return open_source(
+        data.spec,
+        split=data.split,
+        label_column=data.label_column,
+        group_column=data.group_column,
+        exclude=data.exclude,
+    )
 
 
 def load_run(path: str | Path, *, step: int | None = None) -> Run:
