@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,15 +12,11 @@ from PIL import Image
 
 import mocokit
 from mocokit.data.randomness import sample_id
-from tests.toy import OPTIONS, npz
+from tests.browser import chromium
+from tests.toy import OPTIONS, npz, search_server
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
-]
+pytestmark = pytest.mark.slow
 TOKEN = "fedcba9876543210"
 HOSTILE = '<img src=x onerror="window.hacked=1">.png'
 
@@ -50,36 +41,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(place: Path) -> Iterator[str]:
-    words = [
-        sys.executable,
-        "-m",
-        "mocokit",
-        "search",
-        "serve",
-        str(place / "index"),
-        "--port",
-        "0",
-        "--token",
-        TOKEN,
-        "-q",
-    ]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ})
-    watchdog = threading.Timer(120, process.kill)
-    watchdog.start()
-    assert process.stdout
-    yield process.stdout.readline().strip()
-    watchdog.cancel()
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    with search_server(place / "index", TOKEN) as (_, told):
+        yield told
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        made = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as made:
         yield made
-        made.close()
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +24,7 @@ from mocokit.retrieval import serve
 from mocokit.retrieval.index import open_index
 from mocokit.retrieval.openapi import openapi
 from mocokit.retrieval.pages import server_page
-from tests.toy import OPTIONS, contents, npz, pictures
+from tests.toy import OPTIONS, contents, npz, pictures, search_server
 
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 from starlette.testclient import TestClient
@@ -329,29 +327,9 @@ def test_a_thousand_odd_requests(
 @pytest.mark.slow
 def test_a_real_server_listens_on_this_machine_alone_and_ends(place: Path) -> None:
     import signal
-    import subprocess
-    import sys
     import urllib.request
 
-    words = [
-        sys.executable,
-        "-m",
-        "mocokit",
-        "search",
-        "serve",
-        str(place / "index"),
-        "--port",
-        "0",
-        "--token",
-        TOKEN,
-        "-q",
-    ]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ})
-    watchdog = threading.Timer(60, process.kill)
-    watchdog.start()
-    try:
-        assert process.stdout
-        address = process.stdout.readline().strip()
+    with search_server(place / "index", TOKEN, seconds=60) as (process, address):
         assert re.fullmatch(rf"http://127\.0\.0\.1:\d+/\?token={TOKEN}", address)
         base = address.partition("/?")[0]
         request = urllib.request.Request(f"{base}/api/index", headers={"Authorization": f"Bearer {TOKEN}"})
@@ -365,12 +343,6 @@ def test_a_real_server_listens_on_this_machine_alone_and_ends(place: Path) -> No
         assert f"00000000:{port:04X}" not in listening
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) in (0, 130)
-    finally:
-        watchdog.cancel()
-        process.kill()
-        process.wait()
-        assert process.stdout
-        process.stdout.close()
 
 
 def test_what_cannot_be_served(place: Path, tmp_path: Path) -> None:

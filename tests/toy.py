@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -119,6 +120,23 @@ def without_privileges() -> Iterator[Path]:
             yield Path(home)
         finally:
             os.seteuid(0)
+
+
+@contextlib.contextmanager
+def search_server(index: Path, token: str, seconds: float = 120) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`mocokit search serve` in a process of its own, and its address; killed after `seconds` at the latest."""
+    words = ["search", "serve", str(index), "--port", "0", "--token", token, "-q"]
+    process = subprocess.Popen([sys.executable, "-m", "mocokit", *words], stdout=subprocess.PIPE, text=True)
+    watchdog = threading.Timer(seconds, process.kill)
+    watchdog.start()
+    assert process.stdout
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def _cli(words: Sequence[str], errors: str) -> None:
