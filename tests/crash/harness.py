@@ -215,16 +215,18 @@ def kill_at_random(
                     skip -= 1
                     continue
                 time.sleep(rng.random() * 0.004)
-                os.kill(process.pid, signal.SIGSTOP)
+                try:
+                    os.kill(process.pid, signal.SIGSTOP)
+                except ProcessLookupError:
+                    break  # it ended by itself meanwhile
                 if stage(out).startswith(("saving", "pruning")):
                     break
                 os.kill(process.pid, signal.SIGCONT)
     else:
         time.sleep(rng.random() * 1.2)
-    if process.is_alive():
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
+    process.kill()
+    process.join()
+    if process.exitcode == -signal.SIGKILL:
         kills.stages[stage(out)] += 1
         kills.torn += torn_checkpoints(out)
 

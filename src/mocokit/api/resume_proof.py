@@ -180,8 +180,7 @@ def _one_kill(
             time.sleep(rng.random() * 0.02)
             break
         time.sleep(0.0002)
-    if process.pid is not None and process.is_alive():
-        os.kill(process.pid, signal.SIGKILL)
+    process.kill()  # it may have ended by itself: the exit code tells
     process.join()
     if process.exitcode == -signal.SIGKILL:
         return _stage(copy)
