@@ -220,17 +220,25 @@ class Predictions:
     """Of the model: expected calibration error on the labels it was calibrated on (`held`), and on the `test` split."""
 
 
-def predict(tuned: str | Path, images: str | Path, out: str | Path, *, quiet: bool = False) -> Predictions:
+def predict(
+    tuned: str | Path,
+    images: str | Path,
+    out: str | Path,
+    *,
+    exclude: str | Path | None = None,
+    quiet: bool = False,
+) -> Predictions:
     """Classify images with a fine-tuned model; `out` becomes a CSV of id, path, class, probability.
 
     tuned: a folder made by `finetune`. images: whatever `pretrain` can read; labels are not looked at. An image that
-    can't be read has an empty class. Raises UsageError, DataError, DamagedError, StorageError.
+    can't be read has an empty class. exclude: a list of samples to leave out. Raises UsageError, DataError,
+    DamagedError, StorageError.
     """
     progress = runlog.Progress(quiet=quiet)
     if Path(out).is_dir():
         raise UsageError(f"{out} is a folder; --out needs a file, such as predictions.csv.")
     model = load_tuned(Path(tuned))
-    source = open_source(str(images))
+    source = open_source(str(images), exclude=exclude)
     if not len(source.index):
         raise DataError(f"{source.name} has no images.")
     store = build_pixel_store(

@@ -131,6 +131,7 @@ def predict(
     /,
     *,
     out: Annotated[Path, Parameter(group=REQUIRED)],
+    exclude: Annotated[Path | None, Parameter(group="Data")] = None,
     json: Annotated[bool, Flag] = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), group=OUTPUT)] = False,
 ) -> None:
@@ -151,6 +152,8 @@ def predict(
         A folder of images, or whatever else `mocokit pretrain` reads.
     out
         The CSV file.
+    exclude
+        A list of samples to leave out, as `mocokit check --write-exclude` makes it.
     json
         Print a summary as JSON.
     quiet
@@ -158,7 +161,7 @@ def predict(
     """
     from mocokit import api
 
-    found = api.predict(tuned, images, out, quiet=quiet)
+    found = api.predict(tuned, images, out, exclude=exclude, quiet=quiet)
     if json:
         summary = {"images": found.images, "unreadable": found.unreadable, "classes": found.counts, "ece": found.ece}
         print(files.to_json(summary), end="")

@@ -37,6 +37,7 @@ def build(
     split: Annotated[str | None, Parameter(group="Data")] = None,
     label_column: Annotated[str | None, Parameter(group="Data")] = None,
     group_column: Annotated[str | None, Parameter(group="Data")] = None,
+    exclude: Annotated[Path | None, Parameter(group="Data")] = None,
     max_bad: Annotated[float, Parameter(group="Data")] = 0.01,
     device: Annotated[str, Parameter(group="Hardware")] = "auto",
     overwrite: Annotated[bool, Flag] = False,
@@ -71,6 +72,8 @@ def build(
         Column of a table that holds the label, for filters.
     group_column
         Column that holds the group, for filters.
+    exclude
+        A list of samples to leave out, as `mocokit check --write-exclude` makes it.
     max_bad
         Share of unreadable images above which it stops.
     device
@@ -93,6 +96,7 @@ def build(
         split=split,
         label_column=label_column,
         group_column=group_column,
+        exclude=exclude,
         max_bad=max_bad,
         device=device,
         overwrite=overwrite,
@@ -110,6 +114,7 @@ def add(
     split: Annotated[str | None, Parameter(group="Data")] = None,
     label_column: Annotated[str | None, Parameter(group="Data")] = None,
     group_column: Annotated[str | None, Parameter(group="Data")] = None,
+    exclude: Annotated[Path | None, Parameter(group="Data")] = None,
     again: Annotated[bool, Parameter(group="Data", negative=())] = False,
     max_bad: Annotated[float, Parameter(group="Data")] = 0.01,
     device: Annotated[str, Parameter(group="Hardware")] = "auto",
@@ -136,6 +141,8 @@ def add(
         Column of a table that holds the label.
     group_column
         Column that holds the group.
+    exclude
+        A list of samples to leave out, as `mocokit check --write-exclude` makes it.
     again
         Encode images that are there already once more and replace them.
     max_bad
@@ -155,6 +162,7 @@ def add(
         split=split,
         label_column=label_column,
         group_column=group_column,
+        exclude=exclude,
         again=again,
         max_bad=max_bad,
         device=device,
@@ -378,6 +386,7 @@ def evaluate(
     k: Annotated[list[int] | None, Parameter(group="Protocol", negative=(), consume_multiple=True)] = None,
     label_column: Annotated[str | None, Parameter(group="Protocol")] = None,
     group_column: Annotated[str | None, Parameter(group="Protocol")] = None,
+    exclude: Annotated[Path | None, Parameter(group="Protocol")] = None,
     against: Annotated[list[str] | None, Parameter(group="Protocol", negative=())] = None,
     device: Annotated[str, Parameter(group="Hardware")] = "auto",
     fail_unless_better: Annotated[bool, Flag] = False,
@@ -408,6 +417,8 @@ def evaluate(
         Column of a table that holds the label.
     group_column
         Column that holds the group; an image's own group never answers.
+    exclude
+        A list of samples to leave out, as `mocokit check --write-exclude` makes it.
     against
         A further baseline: NAME=RUN, or NAME=FILE.parquet with the columns id and vector. May be given several times.
     device
@@ -428,6 +439,7 @@ def evaluate(
         k=k or (1, 5, 10),
         label_column=label_column,
         group_column=group_column,
+        exclude=exclude,
         against=against or (),
         device=device,
         quiet=quiet,
