@@ -14,6 +14,7 @@ from mocokit.exporting.trained import Place, Trained, open_trained
 from mocokit.retrieval import embedding
 from mocokit.retrieval.embedding import Embedded, EmbedPlan, Parts
 from mocokit.training import runlog
+from mocokit.training.allocator import keep_freed_memory
 from mocokit.training.state import pick_device
 
 
@@ -46,6 +47,7 @@ def embed(
     plan = EmbedPlan(thumbnail=thumbnail, map=map, neighbours=neighbours, max_bad=max_bad)  # type: ignore[arg-type]
     share = embedding.parse_shard(shard)
     opened = open_trained(run)
+    keep_freed_memory()
     progress = runlog.Progress(quiet=quiet)
     path = Path(out)
     if path.suffix != ".parquet" or path.is_dir():

@@ -29,6 +29,7 @@ from mocokit.evaluation.tuning import TuneSettings
 from mocokit.reporting import plots
 from mocokit.reporting.curves import few_label_figure
 from mocokit.training import runlog
+from mocokit.training.allocator import keep_freed_memory
 from mocokit.training.precision import num_threads
 from mocokit.training.run import Run
 from mocokit.training.state import pick_device
@@ -82,6 +83,7 @@ def finetune(
     Writes curve.json, curve.csv, curve.png and the best model (`predict`) into `out`, and a line into every run's
     ledger when the test labels are read. Raises UsageError, DataError, DivergedError, LockedError, StorageError.
     """
+    keep_freed_memory()
     progress = runlog.Progress(quiet=quiet)
     opened = open_runs(runs, progress, "finetune")
     refuse_clips(opened[0], "finetune")

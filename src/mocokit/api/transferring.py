@@ -22,6 +22,7 @@ from mocokit.evaluation.transfer import (
     transfer_segment,
 )
 from mocokit.training import runlog
+from mocokit.training.allocator import keep_freed_memory
 from mocokit.training.precision import num_threads
 from mocokit.training.run import Run, load_run
 from mocokit.training.state import make_encoder, pick_device
@@ -55,6 +56,7 @@ def transfer(
     except TypeError as error:
         raise UsageError(f"transfer has no such setting: {error}.") from error
     opened = run if isinstance(run, Run) else load_run(Path(run))
+    keep_freed_memory()
     progress = runlog.Progress(quiet=quiet)
     for reason in opened.found.passed_over:
         progress.warn(f"passed over a damaged checkpoint: {reason}")
