@@ -13,7 +13,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from tests.crash import harness
+from tests.children import CONTEXT
 
 
 def free_port() -> int:
@@ -48,7 +48,7 @@ def start(target: Callable[..., Any], arguments: Sequence[Any], size: int, folde
     port = free_port()
     processes = []
     for rank in range(size):
-        process = harness.CONTEXT.Process(
+        process = CONTEXT.Process(
             target=_run, args=(target, arguments, environment(rank, size, port), str(folder / f"said-{rank}"))
         )
         process.start()

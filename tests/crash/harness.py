@@ -1,20 +1,23 @@
 """Start a toy run, kill it with SIGKILL at chosen moments, resume it, and compare the end with a run never killed.
 
 Children come from a fork server that has imported the library and computed nothing, so a cycle costs little more
-than the run itself. Kills aimed "inside a save" wait for a temporary folder to appear among the checkpoints.
+than the run itself. Kills aimed "inside a save" are at a chosen place of the protocol; in a run with a sabotaged one
+they wait for a temporary folder to appear among the checkpoints. With several ranks, rank 0, which saves, is killed
+inside its save, or any rank at any moment; the others must leave by themselves.
 """
 
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
 import random
 import signal
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,9 @@ from typing import Any
 import numpy as np
 
 from mocokit import files
+from mocokit.errors import RankLostError
+from tests import ranks as launching
+from tests.children import CONTEXT
 
 TOY: dict[str, Any] = {
     "epochs": 5,
@@ -61,8 +67,8 @@ STAGES = (
 )
 """Where in a save the aimed kills strike: in the order of the protocol."""
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["mocokit.cli", "mocokit.api", "torch._dynamo", "tests.crash.harness"])
+GONE_WITHIN = 10.0
+"""Seconds after a rank was killed by when the others must have left."""
 
 
 def toy_data(folder: Path) -> Path:
@@ -137,14 +143,19 @@ def _child(
     options: dict[str, Any],
     sabotage: Callable[[], None] | None,
     aim: Aim | None,
+    rank: dict[str, str],
 ) -> None:
     from mocokit import api
 
-    if aim is not None:
+    os.environ.update(rank)
+    if aim is not None and rank.get("RANK", "0") == "0":
         aim.take()
     if sabotage is not None:
         sabotage()
-    api.pretrain(data, out, resume=resume, quiet=True, **options)
+    try:
+        api.pretrain(data, out, resume=resume, quiet=True, **options)
+    except RankLostError as error:
+        sys.exit(error.exit_code)
 
 
 def start(
@@ -155,11 +166,17 @@ def start(
     options: dict[str, Any],
     sabotage: Callable[[], None] | None = None,
     aim: Aim | None = None,
-) -> ForkServerProcess:
-    """A child process that trains; with an aim it kills itself."""
-    process = CONTEXT.Process(target=_child, args=(str(data), str(out), resume, options, sabotage, aim))
-    process.start()
-    return process
+    ranks: int = 1,
+) -> list[ForkServerProcess]:
+    """Child processes that train one run, by rank; with an aim rank 0 kills itself."""
+    port = launching.free_port() if ranks > 1 else 0
+    processes = []
+    for rank in range(ranks):
+        settings = launching.environment(rank, ranks, port) if ranks > 1 else {}
+        arguments = (str(data), str(out), resume, options, sabotage, aim, settings)
+        processes.append(CONTEXT.Process(target=_child, args=arguments))
+        processes[-1].start()
+    return processes
 
 
 def finish(process: ForkServerProcess, limit: float = 120.0) -> int:
@@ -167,6 +184,20 @@ def finish(process: ForkServerProcess, limit: float = 120.0) -> int:
     process.join(limit)
     assert not process.is_alive(), "the child did not end in time"
     return int(process.exitcode or 0)
+
+
+def end_of(processes: Sequence[ForkServerProcess], limit: float = 120.0) -> int:
+    """Wait for one rank to end, then for the others.
+
+    Returns 0 when all succeeded, -SIGKILL when one was killed (every other one must have failed then), or the exit code
+    of the first that failed.
+    """
+    wait([process.sentinel for process in processes], limit)
+    codes = launching.finish(processes, GONE_WITHIN)
+    if -signal.SIGKILL in codes:
+        assert all(code == 1 for code in codes if code != -signal.SIGKILL), codes
+        return -signal.SIGKILL
+    return next((code for code in codes if code), 0)
 
 
 @dataclass
@@ -192,13 +223,14 @@ def stage(out: Path) -> str:
 
 
 def kill_at_random(
-    process: ForkServerProcess, out: Path, rng: random.Random, *, inside_save: bool, kills: Kills
-) -> None:
-    """Kill the child: after a random delay, or inside a save (one of the next three).
+    processes: Sequence[ForkServerProcess], out: Path, rng: random.Random, *, inside_save: bool, kills: Kills
+) -> int:
+    """Kill a child: any one after a random delay, or the one that saves inside a save (one of the next three).
 
     A save takes milliseconds, so the child is held still first, and let go on when the save was over by then.
     """
     deadline = time.monotonic() + 60
+    process = processes[0] if inside_save else rng.choice(processes)
     assert process.pid is not None
     if inside_save:
         folder = out / "checkpoints"
@@ -223,12 +255,13 @@ def kill_at_random(
                     break
                 os.kill(process.pid, signal.SIGCONT)
     else:
-        time.sleep(rng.random() * 1.2)
+        time.sleep(rng.random() * (1.2 if len(processes) == 1 else 3.0))
     process.kill()
-    process.join()
-    if process.exitcode == -signal.SIGKILL:
+    code = end_of(processes)
+    if code == -signal.SIGKILL:
         kills.stages[stage(out)] += 1
         kills.torn += torn_checkpoints(out)
+    return code
 
 
 def torn_checkpoints(out: Path) -> list[str]:
@@ -259,6 +292,7 @@ def run_with_kills(
     options: dict[str, Any],
     sabotage: Callable[[], None] | None = None,
     turn: int = 0,
+    ranks: int = 1,
 ) -> Kills:
     """Kill `count` times, half of them inside a save, resuming each time; then let the run end.
 
@@ -269,46 +303,58 @@ def run_with_kills(
     """
     rng, kills, attempt = random.Random(seed), Kills(), 0
     folder = out / "0"
-    while sum(kills.stages.values()) < count:
+    while (done := kills.stages.total()) < count:
         resume = (folder / "run.json").exists()
-        done = sum(kills.stages.values())
         aim = None
         if sabotage is None and done % 2 == 0:
             aim = Aim((turn + done // 2) % len(STAGES), rng.randint(1, 4), rng.random() < 0.5)
-        process = start(data, folder, resume=resume, options=options, sabotage=sabotage, aim=aim)
+        processes = start(data, folder, resume=resume, options=options, sabotage=sabotage, aim=aim, ranks=ranks)
         if aim is None:
-            kill_at_random(process, folder, rng, inside_save=done % 2 == 0, kills=kills)
+            code = kill_at_random(processes, folder, rng, inside_save=done % 2 == 0, kills=kills)
         else:
-            finish(process)
-            if process.exitcode == -signal.SIGKILL:
+            code = end_of(processes)
+            if code == -signal.SIGKILL:
                 kills.stages[STAGES[aim.stage]] += 1
                 kills.torn += torn_checkpoints(folder)
-        if process.exitcode != -signal.SIGKILL:
-            assert process.exitcode == 0 or sabotage is not None, f"the run failed with exit code {process.exitcode}"
+        if code != -signal.SIGKILL:
+            assert code == 0 or sabotage is not None, f"the run failed with exit code {code}"
             attempt += 1
             folder = out / str(attempt)
-    process = start(data, folder, resume=(folder / "run.json").exists(), options=options, sabotage=sabotage)
-    assert finish(process) == 0 or sabotage is not None
+    resume = (folder / "run.json").exists()
+    processes = start(data, folder, resume=resume, options=options, sabotage=sabotage, ranks=ranks)
+    assert end_of(processes) == 0 or sabotage is not None
     return kills
 
 
-def kill_all_methods(data: Path, place: Path, count: int, seed: int) -> tuple[Kills, dict[str, dict[str, Any]]]:
-    """`count` kills of each method's run; all kills together, and for each method how many ends were compared and
-    which of them differ from a run never killed."""
-    together, results = Kills(), {}
+@dataclass(frozen=True)
+class Killed:
+    """What became of the runs of one method that were killed: how many ended, and which of them are not the same."""
+
+    kills: Kills
+    compared: int
+    differing: list[str]
+
+
+def kill_all_methods(data: Path, place: Path, count: int, seed: int, *, ranks: int = 1) -> dict[str, Killed]:
+    """`count` kills of each method's run on so many ranks, compared with one never killed; by method."""
+    results = {}
     for number, (method, options) in enumerate(METHODS.items()):
         whole, killed = place / method / "whole", files.make_folder(place / method / "killed")
-        assert finish(start(data, whole, resume=False, options=options)) == 0, method
+        assert end_of(start(data, whole, resume=False, options=options, ranks=ranks)) == 0, method
         expected = fingerprint(whole)
-        kills = run_with_kills(data, killed, count=count, seed=seed + number, options=options, turn=number * count // 2)
-        together.stages += kills.stages
-        together.torn += kills.torn
+        turn = number * -(-count // 2)
+        kills = run_with_kills(data, killed, count=count, seed=seed + number, options=options, turn=turn, ranks=ranks)
         ended = [
             run for run in sorted(killed.iterdir()) if files.read_json(run / "status.json")["state"] == "completed"
         ]
         differing = [run.name for run in ended if fingerprint(run) != expected]
-        results[method] = {"kills": kills.stages.total(), "compared": len(ended), "differing": differing}
-    return together, results
+        results[method] = Killed(kills, len(ended), differing)
+    return results
+
+
+def stages_of(results: Mapping[str, Killed]) -> Counter[str]:
+    """How many kills struck where, over all methods."""
+    return sum((result.kills.stages for result in results.values()), Counter[str]())
 
 
 def digest(values: dict[str, str]) -> str:

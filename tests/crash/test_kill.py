@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def never_killed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     out = tmp_path_factory.mktemp("whole") / "run"
-    assert harness.finish(harness.start(data, out, resume=False, options=harness.TOY)) == 0
+    assert harness.end_of(harness.start(data, out, resume=False, options=harness.TOY)) == 0
     return harness.fingerprint(out)
 
 
@@ -46,17 +47,35 @@ def test_20_kills_leave_no_differing_byte(data: Path, never_killed: dict[str, st
     assert compare_all(tmp_path, never_killed) >= 1
 
 
-@pytest.mark.nightly
-def test_200_kills_over_the_methods_leave_no_differing_byte(data: Path, tmp_path: Path) -> None:
-    """Half inside a save, every stage of the protocol at least 5 times."""
-    kills, results = harness.kill_all_methods(data, tmp_path, 40, seed=100)
-    print(dict(kills.stages), results)
-    assert kills.stages.total() >= 200
-    assert min(kills.stages[name] for name in harness.STAGES) >= 5
+@pytest.mark.slow
+def test_kills_of_two_ranks_leave_no_differing_byte(data: Path, tmp_path: Path) -> None:
+    """Rank 0 in the middle of a save, any rank at any moment; the other one leaves, and both go on."""
+    whole = tmp_path / "whole"
+    assert harness.end_of(harness.start(data, whole, resume=False, options=harness.TOY, ranks=2)) == 0
+    killed = files.make_folder(tmp_path / "killed")
+    kills = harness.run_with_kills(data, killed, count=4, seed=4, options=harness.TOY, turn=6, ranks=2)
+    print(dict(kills.stages))
+    assert kills.stages.total() == 4
     assert kills.torn == []
-    for method, result in results.items():
-        assert result["compared"] >= 1, method
-        assert result["differing"] == [], method
+    assert compare_all(killed, harness.fingerprint(whole)) >= 1
+
+
+@pytest.mark.nightly
+def test_200_kills_over_methods_and_ranks_leave_no_differing_byte(data: Path, tmp_path: Path) -> None:
+    """Half inside a save, every stage of the protocol at least 5 times; 150 on one rank, 50 on two."""
+    stages = Counter[str]()
+    for ranks, count in ((1, 30), (2, 10)):
+        results = harness.kill_all_methods(data, tmp_path / str(ranks), count, seed=100, ranks=ranks)
+        stages += harness.stages_of(results)
+        for method, result in results.items():
+            print(ranks, method, result)
+            assert result.kills.stages.total() == count, method
+            assert result.kills.torn == [], method
+            assert result.compared >= 1, method
+            assert result.differing == [], method
+    print(dict(stages))
+    assert stages.total() == 200
+    assert min(stages[name] for name in harness.STAGES) >= 5
 
 
 def write_straight_into_the_final_name() -> None:
