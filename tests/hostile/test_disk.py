@@ -6,15 +6,24 @@ import errno
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 import mocokit
 from mocokit.errors import StorageError
+from mocokit.reporting import plots
 from mocokit.training.checkpoint import find_checkpoint
 from tests.faults import CODES, Faults
 from tests.toy import OPTIONS, npz, verified_steps
 
 RUN = OPTIONS | {"epochs": 1, "checkpoint_every": 2}
 """6 steps, checkpoints at 2, 4 and 6."""
+
+
+@pytest.fixture(autouse=True)
+def _small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes three quarters of such a run; here it matters only that each picture's file is written."""
+    for name in ("results_figure", "pairs_figure"):
+        monkeypatch.setattr(plots, name, lambda *_, **__: Figure(figsize=(0.2, 0.2)))
 
 
 def run_with_fault(data: Path, out: Path, n: int, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
