@@ -20,7 +20,7 @@ import mocokit
 from mocokit import files
 from mocokit.api import pretraining
 from mocokit.cli import main
-from mocokit.training.runfolder import claim_run
+from mocokit.training.runfolder import claim_run, foreign_files
 from tests.toy import (
     OPTIONS,
     STEPS,
@@ -377,6 +377,10 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_replaced(call: Call, dat
     assert code == 0
     assert f"WARNING: passed over a damaged checkpoint: {finished}/checkpoints/step-12/model.safetensors" in err
     assert err.count("\n") == 1  # quiet about everything else
+    (noted,) = map(json.loads, (finished / "passed-over.jsonl").read_text().splitlines())
+    assert noted["step"] == 8
+    assert "step-12/model.safetensors does not match" in noted["passed_over"][0]
+    assert foreign_files(finished) == []
     for name, before in whole.items():
         if exact(name, "checkpoints/step-12"):
             assert (finished / name).read_bytes() == before

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -124,9 +125,15 @@ def _write_all(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path) -> Path:
-    """Create `path` and its parents; existing folders are fine."""
+    """Create `path` and its parents, durably; existing folders are fine."""
     with storage_errors(path, "create the folder"):
-        path.mkdir(parents=True, exist_ok=True)
+        missing = list(itertools.takewhile(lambda folder: not os.path.lexists(folder), (path, *path.parents)))
+        for folder in reversed(missing):
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                _mkdir(folder)
+            _sync_folder(folder.parent)
+        if not path.is_dir():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     return path
 
 
@@ -325,10 +332,11 @@ def sweep_temporaries(folder: Path) -> list[str]:
 
 
 def remove_folder_by_rename(path: Path) -> None:
-    """Remove a committed folder so that no half of it is ever visible under its own name."""
+    """Remove a committed folder so that no half of it is ever visible under its own name, whenever the power goes."""
     doomed = path.with_name(f"{TEMPORARY}removed-{path.name}-{secrets.token_hex(4)}")
     with storage_errors(path, "remove"):
         _rename(path, doomed)
+        _sync_folder(path.parent)
         shutil.rmtree(doomed)
 
 

@@ -18,7 +18,14 @@ from mocokit import config as configuration
 from mocokit import files
 from mocokit.api.measuring import monitor_of, open_monitor, probe_of
 from mocokit.api.opening import Store, build_store, configure, open_store, options_from, read_config
-from mocokit.api.starting import begin_from_weights, digests, note_change, remember_images, same_images
+from mocokit.api.starting import (
+    begin_from_weights,
+    digests,
+    note_change,
+    note_passed_over,
+    remember_images,
+    same_images,
+)
 from mocokit.api.telling import StarvingRemark, announce, save_pairs
 from mocokit.api.tracing import planned, run_recorder
 from mocokit.contrast.batch_norm import batch_norms
@@ -386,6 +393,7 @@ def _restore_or_begin(
             )
         load_checkpoint(state, found)
         if log is not None:
+            note_passed_over(run, found)
             log.cut(found.manifest["log"])
         progress.say(f"Resuming {run.path} from step {state.step}.")
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -15,7 +16,7 @@ from mocokit.api.opening import Source, reopen
 from mocokit.contrast.encoders import Encoder
 from mocokit.data.index import SampleIndex
 from mocokit.errors import DamagedError, DataError, UsageError
-from mocokit.training.checkpoint import checkpoint_steps
+from mocokit.training.checkpoint import Found, checkpoint_steps
 from mocokit.training.foreign import as_safetensors, load_weights
 from mocokit.training.runfolder import RunFolder
 from mocokit.training.runlog import Progress, utc_now
@@ -113,6 +114,7 @@ def _differences(run: RunFolder, index: SampleIndex) -> str:
 
 
 CHANGES = "data-changes.jsonl"
+PASSED_OVER = "passed-over.jsonl"
 
 
 def note_change(run: RunFolder, before: RunConfig, now: RunConfig, index: SampleIndex, step: int) -> None:
@@ -128,6 +130,16 @@ def note_change(run: RunFolder, before: RunConfig, now: RunConfig, index: Sample
     files.write_text(run.path / CHANGES, told)  # first: config.yaml may be behind it, never ahead
     files.write_text(run.config, to_yaml(now))
     remember_images(run, index)
+
+
+def note_passed_over(run: RunFolder, found: Found) -> None:
+    """Write down, in passed-over.jsonl, which checkpoints a resume found damaged, and what it goes on from."""
+    if not found.passed_over:
+        return
+    line = {"utc": utc_now(), "step": found.manifest["step"], "passed_over": found.passed_over}
+    with contextlib.closing(files.AppendLog(run.path / PASSED_OVER)) as log:
+        log.append(json.dumps(line))
+        log.sync()
 
 
 def digests(run: RunFolder, config: RunConfig) -> set[str]:

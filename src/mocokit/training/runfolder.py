@@ -32,7 +32,7 @@ OWNED = (
     "metrics.jsonl",
     "results.csv",
     "results.png",
-    "train.log",
+    "passed-over.jsonl",
     "skipped.jsonl",
     "README.md",
     "report.html",
