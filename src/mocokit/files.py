@@ -331,6 +331,21 @@ def sweep_temporaries(folder: Path) -> list[str]:
     return removed
 
 
+def sweep_leftovers(path: Path) -> None:
+    """Remove what interrupted writes of this file or folder left beside it. Nobody may be writing it meanwhile."""
+    name, random = re.escape(path.name[:200]), "[0-9a-f]{8}"
+    pattern = re.compile(rf"{re.escape(TEMPORARY)}({random}-{name}|(removed-)?{name}-{random})")
+    with storage_errors(path.parent, "read"):
+        found = [Path(entry.path) for entry in os.scandir(path.parent) if pattern.fullmatch(entry.name)]
+    for one in found:
+        remove_path(one)
+
+
+def only_leftovers(folder: Path) -> bool:
+    """Whether a folder holds nothing but what a start that was killed leaves: a lock, temporary files."""
+    return all(entry.name == ".lock" or entry.name.startswith(TEMPORARY) for entry in os.scandir(folder))
+
+
 def remove_folder_by_rename(path: Path) -> None:
     """Remove a committed folder so that no half of it is ever visible under its own name, whenever the power goes."""
     doomed = path.with_name(f"{TEMPORARY}removed-{path.name}-{secrets.token_hex(4)}")
@@ -432,6 +447,24 @@ class RunLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+@contextlib.contextmanager
+def turn(folder: Path) -> Iterator[None]:
+    """One process after the other: waits until no other one is inside its turn in `folder`, which is made if missing.
+
+    For work that ends by itself soon and that the next one then finds done. The lock is the folder's own, so no file
+    is left; it is given back when the process dies.
+    """
+    make_folder(folder)
+    with storage_errors(folder, "wait for a turn in"):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with storage_errors(folder, "wait for a turn in"):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 # ------------------------------------------------------------------------------------- big and encoded files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def embed(
     readout: `h`, `z`, `key-h` or `key-z`. thumbnail: longer side of thumbnails in pixels, 0 for none. map: `pca`,
     `tsne`, `umap` or `none`. exclude: a list of samples to leave out. shard: "2/8" computes the second of eight
     shares of the parts and returns None; called without, what is missing is computed and the file is written.
-    Interrupted, it goes on where it stopped. Raises UsageError, DataError, DamagedError, StorageError.
+    Interrupted, it goes on where it stopped. Raises UsageError, DataError, DamagedError, StorageError, LockedError.
     """
     plan = EmbedPlan(thumbnail=thumbnail, map=map, neighbours=neighbours, max_bad=max_bad)  # type: ignore[arg-type]
     share = embedding.parse_shard(shard)
@@ -56,34 +57,39 @@ def embed(
     frozen = freeze(opened, readout, pick_device(device))
     vectors_of = facts_of(opened, readout, source)
     made_of = vectors_of | {"plan": asdict(plan)}
-    if overwrite:
-        for old in (path, embedding.manifest_path(path)):
-            files.remove_path(old)
-    elif (manifest := embedding.finished(path, made_of)) is not None:
-        progress.say(f"{path} is there and complete.")
-        return Embedded(
-            path, manifest["rows"], frozen.dim, len(manifest["skipped"]), manifest["sha256"], 0,
-            manifest["neighbours_recall"],
-        )  # fmt: skip
     side, step, count = embedding.part_rows(source, frozen.views.size)
     files.make_folder(path.parent)
     parts = Parts(path, vectors_of | {"thumbnail": thumbnail, "rows_of_a_part": step}, count)
-    parts.open()
-    kept = embedding.compute_parts(
-        frozen,
-        source,
-        parts,
-        plan,
-        side=side,
-        step=step,
-        shard=share,
-        progress=lambda done, total: progress.show(f"embedding  {done}/{total}", final=done == total),
-    )
-    if share is not None:
-        return None
-    table, skipped, recall = embedding.join_parts(parts, path, plan, source, progress.say)
-    digest = embedding.write_result(path, table, made_of, skipped, recall)
-    parts.remove()
+    with parts.claim() if share is None else contextlib.nullcontext():
+        if overwrite:
+            for old in (path, embedding.manifest_path(path)):
+                files.remove_path(old)
+        elif (manifest := embedding.finished(path, made_of, parts)) is not None:
+            if share is None:
+                parts.remove()
+            progress.say(f"{path} is there and complete.")
+            return Embedded(
+                path, manifest["rows"], frozen.dim, len(manifest["skipped"]), manifest["sha256"], 0,
+                manifest["neighbours_recall"],
+            )  # fmt: skip
+        parts.open()
+        kept = embedding.compute_parts(
+            frozen,
+            source,
+            parts,
+            plan,
+            side=side,
+            step=step,
+            shard=share,
+            progress=lambda done, total: progress.show(f"embedding  {done}/{total}", final=done == total),
+        )
+        if share is not None:
+            return None
+        table, skipped, recall = embedding.join_parts(parts, path, plan, source, progress.say)
+        for target in (path, embedding.manifest_path(path)):
+            files.sweep_leftovers(target)
+        digest = embedding.write_result(path, table, made_of, skipped, recall)
+        parts.remove()
     return Embedded(path, len(table), frozen.dim, len(skipped), digest, kept, recall)
 
 

@@ -98,10 +98,12 @@ def export(
         head=head,
         licence=licence,
     )
-    if folder.exists():
-        files.remove_folder_by_rename(folder)
-    files.make_folder(folder.parent)
-    files.commit_folder(folder, contents, {"kind": KIND, "step": opened.step})
+    with files.turn(folder.parent):
+        _may_write(folder, overwrite)  # another process may have exported to the same place meanwhile
+        files.sweep_leftovers(folder)
+        if folder.exists():
+            files.remove_folder_by_rename(folder)
+        files.commit_folder(folder, contents, {"kind": KIND, "step": opened.step})
     return Exported(folder, format, tuple(contents), parity)
 
 

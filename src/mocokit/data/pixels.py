@@ -172,16 +172,31 @@ def build_pixel_store(
     if side < 1 or not 0 <= max_bad <= 1:
         raise UsageError(f"side is {side} and max_bad {max_bad}; side must be at least 1, max_bad a share from 0 to 1.")
     made_of = _made_of(source, side)
-    if cache is not None and (store := _open_cache(cache, made_of, source.index)) is not None:
+    workers = workers or len(os.sched_getaffinity(0))
+    if cache is None:
+        return _decode_all(source, side, None, max_bad, workers, progress)
+    with files.turn(cache.parent):  # another process may be filling the same cache
+        return _from_cache(cache, made_of, source, side, max_bad, workers, progress)
+
+
+def _from_cache(
+    cache: Path,
+    made_of: dict[str, Any],
+    source: ImageSource,
+    side: int,
+    max_bad: float,
+    workers: int,
+    progress: Callable[[int, int], None] | None,
+) -> PixelStore:
+    """The store in `cache`, which is filled first where it doesn't hold just that."""
+    if (store := _open_cache(cache, made_of, source.index)) is not None:
         _check_bad(source, store.skipped, len(store), max_bad)
         return store
-    store = _decode_all(source, side, cache, max_bad, workers or len(os.sched_getaffinity(0)), progress)
-    if cache is None:
-        return store
+    store = _decode_all(source, side, cache, max_bad, workers, progress)
     _seal_cache(cache, made_of, store)
     sealed = _open_cache(cache, made_of, source.index)
     if sealed is None:
-        raise DamagedError(f"{cache} is not what was just written there. Does another process use the same cache?")
+        raise DamagedError(f"{cache} is not what was just written there. Check the disk.")
     return sealed
 
 

@@ -102,7 +102,7 @@ def claim_tuned(path: Path, plan: Mapping[str, Any]) -> tuple[TunedFolder, files
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; --out needs a folder.")
     marker = path / MARKER
-    if path.is_dir() and not marker.is_file() and any(entry.name != ".lock" for entry in path.iterdir()):
+    if path.is_dir() and not marker.is_file() and not files.only_leftovers(path):
         raise UsageError(f"{path} is not empty and holds no fine-tuning of mocokit's. Choose another --out.")
     files.make_folder(path)
     lock = files.RunLock(path)

@@ -7,6 +7,7 @@ writes the file, then its own manifest (`NAME.json`) with the file's SHA-256.
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -86,6 +87,22 @@ class Parts:
         self.made_of = made_of
         self.count = count
 
+    @contextlib.contextmanager
+    def claim(self) -> Iterator[None]:
+        """Alone among those who write the result. Raises LockedError when another process does."""
+        files.make_folder(self.folder)
+        with files.RunLock(self.folder):
+            try:
+                yield
+            finally:
+                if self.folder.is_dir() and files.only_leftovers(self.folder):
+                    self.remove()
+
+    def are_there(self) -> bool:
+        """Whether parts of just this embedding were begun and not yet joined."""
+        facts = self.folder / "made_of.json"
+        return facts.exists() and files.read_json(facts) == self.made_of
+
     def open(self) -> None:
         """Make the folder, or check that it holds parts of the same embedding. Raises UsageError."""
         files.make_folder(self.folder)
@@ -126,12 +143,19 @@ class Parts:
         out = io.BytesIO()
         pq.write_table(table, out, compression="zstd")
         listed = [[one.row, one.name.encode("utf-8", "surrogateescape").hex(), one.reason] for one in skipped]
-        if not self.path(number).exists():
-            files.commit_folder(self.path(number), {_TABLE: out.getvalue()}, {"kind": FORMAT, "skipped": listed})
+        if not self.are_there():
+            raise UsageError(
+                f"{self.folder} was joined or removed by another process meanwhile: there is nothing to do."
+            )
+        with files.turn(self.folder):
+            if not self.path(number).exists():
+                files.commit_folder(self.path(number), {_TABLE: out.getvalue()}, {"kind": FORMAT, "skipped": listed})
 
     def remove(self) -> None:
-        """Remove the whole folder once the result is committed."""
-        files.remove_folder_by_rename(self.folder)
+        """Remove the whole folder once the result is committed, and what interrupted calls left beside it."""
+        if self.folder.is_dir():
+            files.remove_folder_by_rename(self.folder)
+        files.sweep_leftovers(self.folder)
 
 
 def part_rows(source: ImageSource, size: int) -> tuple[int, int, int]:
@@ -239,12 +263,13 @@ def manifest_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.json")
 
 
-def finished(out: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
-    """The manifest of `out` when it is whole and was made of the same; None when there is nothing.
+def finished(out: Path, made_of: dict[str, Any], parts: Parts) -> dict[str, Any] | None:
+    """The manifest of `out` when it is whole and was made of the same; None when there is nothing, or when its parts
+    are still there because it was interrupted before the manifest was written.
 
     Raises UsageError when something else is there.
     """
-    if not out.exists() and not manifest_path(out).exists():
+    if not manifest_path(out).exists() and (not out.exists() or (out.is_file() and parts.are_there())):
         return None
     try:
         manifest: dict[str, Any] = files.read_json(manifest_path(out))

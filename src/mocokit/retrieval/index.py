@@ -142,7 +142,7 @@ def _check(path: Path, overwrite: bool | None) -> None:
             raise UsageError(f"{path} already holds an index. Use `search add`, --overwrite, or another --out.")
     elif overwrite is None:
         raise UsageError(f"{path} is no search index. Make one with `mocokit search build RUN DATA`.")
-    elif path.exists() and (not path.is_dir() or any(one.name != ".lock" for one in path.iterdir())):
+    elif path.exists() and (not path.is_dir() or not files.only_leftovers(path)):
         raise UsageError(f"{path} is not empty and is no search index of mocokit's. Choose another --out.")
 
 
