@@ -22,11 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mocokit.contrast.encoders import Backbone, Encoder, EncoderPair
+from mocokit.contrast.encoders import Backbone, Encoder, EncoderConfig, EncoderPair, build_encoder
 from mocokit.contrast.key_queue import NO_ID, KeyQueue
 from mocokit.contrast.losses import Contrast
 from mocokit.contrast.steps import ContrastConfig, ViewPair, step_of
+from mocokit.data import loader as loader_module
 from mocokit.data.loader import BatchPlan
+from mocokit.data.sources import open_source
 from mocokit.errors import DivergedError, RanksApartError, UsageError
 from mocokit.training import loop
 from mocokit.training.checkpoint import find_checkpoint, load_checkpoint, read_tensors, save_checkpoint
@@ -39,7 +41,7 @@ from mocokit.training.runlog import Progress, RunLog, read_losses
 from mocokit.training.state import TrainState
 from tests.crash import harness
 from tests.ranks import cli, cli_of_each, environment, finish, free_port, leave, said, start, together
-from tests.toy import flags, npz
+from tests.toy import OPTIONS, flags, npz
 
 N, S, D, STEPS = 16, 100, 8, 50
 METHODS: dict[str, ContrastConfig] = {
@@ -509,6 +511,61 @@ def test_one_process_takes_over_says_so_and_keeps_the_order(tmp_path: Path, whol
     )
     for name in ("queue.ids", "queue.births"):
         assert torch.equal(mixed[name], plain[name])
+
+
+def with_a_bad_picture(words: list[str], target: int) -> None:
+    """The command line where one picture's view of the second epoch has a number that is not finite."""
+    original = loader_module.make_views
+
+    def make_views(config: Any, pixels: Any, extents: Any, ids: Any, *, seed: int, epoch: int) -> Any:
+        x_q, x_k = original(config, pixels, extents, ids, seed=seed, epoch=epoch)
+        if epoch == 1 and target in ids.tolist():
+            x_q[ids.tolist().index(target), 0, 3, 3] = math.nan
+        return x_q, x_k
+
+    loader_module.make_views = make_views  # type: ignore[assignment]
+    cli(words)
+
+
+@pytest.mark.slow
+def test_what_was_in_the_step_of_every_rank_is_captured_and_replayed(tmp_path: Path) -> None:
+    """The bad picture is rank 1's; rank 0 writes down both batches, and one process finds it again."""
+    words = pretrain(tmp_path)
+    index = open_source(words[1]).index
+    shares = [BatchPlan(index.ids, 8, 0, rank=rank, ranks=2).rows(9) for rank in range(2)]
+    target = int(index.ids[shares[1][2]])
+    assert finish(start(with_a_bad_picture, [words, target], 2, tmp_path)) == [4, 4], said(tmp_path, 2)
+    first, second = said(tmp_path, 2)
+    run = tmp_path / "run"
+    assert "not finite at step 9" in first
+    assert f"`mocokit replay {run}`" in first
+    assert second == ""
+    facts = json.loads((run / "failure" / "failure.json").read_text())
+    assert (facts["step"], facts["checkpoint"], facts["ranks"]) == (9, 6, 2)
+    for rank, rows in enumerate(shares):
+        assert [one["id"] for one in facts["images"] if one["rank"] == rank] == index.ids[rows].tolist()
+    assert [views["x_q"]["not_finite"] for views in facts["views"]] == [0, 1]
+    assert foreign_files(run) == []
+    replay = ["replay", str(run), "--json", "-q"]
+    assert finish(start(with_a_bad_picture, [replay, target], 1, tmp_path)) == [0], said(tmp_path, 1)
+    found = json.loads(said(tmp_path, 1)[0])
+    assert (found["step"], found["ranks"], found["reproduced"]) == (9, 2, True)
+    assert (found["finding"]["stage"], found["finding"]["where"]) == ("view", "x_q")
+    assert found["images"] == [index.names[shares[1][2]]]
+
+
+@pytest.mark.slow
+def test_two_ranks_start_from_weights_that_one_of_them_reads_first(tmp_path: Path, whole: dict[str, str]) -> None:
+    """A pickle is turned into safetensors once; both begin with the same weights, not those of the seed."""
+    words = pretrain(tmp_path)
+    encoder = build_encoder(EncoderConfig(backbone=OPTIONS["backbone"], dim=OPTIONS["dim"]), image_size=16, seed=7)
+    torch.save(encoder.backbone.state_dict(), tmp_path / "weights.pt")
+    words += ["--init", str(tmp_path / "weights.pt")]
+    assert finish(start(cli, [words], 2, tmp_path)) == [0, 0], said(tmp_path, 2)
+    first, second = said(tmp_path, 2)
+    assert f"Starting from {tmp_path / 'weights.pt'}" in first
+    assert second == ""
+    assert harness.fingerprint(tmp_path / "run") != whole
 
 
 # ------------------------------------------------------------------------------------------------- errors before a step

@@ -85,9 +85,9 @@ def test_a_bad_picture_is_captured_and_found_again(
     assert json.loads((out / "status.json").read_text())["message"] == message
     facts = json.loads((out / "failure" / "failure.json").read_text())
     assert (facts["step"], facts["checkpoint"], facts["seed"]) == (step, 8, 0)
-    assert {"id": TARGET, "name": name} in facts["images"]
+    assert {"id": TARGET, "name": name, "rank": 0} in facts["images"]
     assert len(facts["images"]) == 8
-    assert facts["views"][which]["not_finite"] == 1
+    assert facts["views"][0][which]["not_finite"] == 1
     assert facts["loss"] == "nan"
     assert foreign_files(out) == []
     before = contents(out)

@@ -22,6 +22,8 @@ import yaml
 
 import mocokit
 from mocokit import files
+from mocokit.data.packing import pack as pack_source
+from mocokit.data.sources import open_source
 from mocokit.errors import MocokitError
 from tests.children import CONTEXT
 from tests.faults import PRIMITIVES
@@ -79,7 +81,7 @@ def export(place: Path) -> None:
 
 
 def pack(place: Path) -> None:
-    mocokit.pack(place / "toy.npz", place / "packed", shard_bytes=40_000, quiet=True)
+    pack_source(open_source(place / "toy.npz"), place / "packed", shard_bytes=40_000, workers=1)
 
 
 def index_of(path: Path) -> dict[str, bytes]:

@@ -284,9 +284,7 @@ def _pretrain(
         }
         names = dict(zip(source.index.ids.tolist(), source.index.names, strict=True))
 
-        capture = FailureCapture(run, config, state, names)
-        if ranks.first:
-            stack.enter_context(capture)
+        capture = stack.enter_context(FailureCapture(run, config, state, names, ranks))
 
         def batches(start: int, end: int) -> Any:
             if stop_after is not None and stop_after <= start < end:

@@ -116,7 +116,7 @@ def replay(run: str | Path, *, data: str | Path | None = None, quiet: bool = Fal
         loss=outcome.error.loss if outcome.error else outcome.losses[step],
         gradient_norm=outcome.error.gradient_norm if outcome.error else 0.0,
         finding=finding if outcome.error else None,
-        ranks=int(found.manifest.get("ranks", 1)) if found else 1,
+        ranks=int(facts.get("ranks", 1)),
         images=tuple(names[i] for i in finding.image_ids) if finding and outcome.error else (),
     )
 

@@ -7,7 +7,7 @@ checkpoint, so `replay` comes to the same step again from there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from mocokit import files
-from mocokit.errors import DamagedError, DivergedError, StorageError, UsageError
+from mocokit.errors import DamagedError, DivergedError, RankLostError, StorageError, UsageError
 from mocokit.training.checkpoint import checkpoint_steps
+from mocokit.training.distributed import Ranks
 from mocokit.training.loop import LoadedBatch
 from mocokit.training.runfolder import RunFolder
 from mocokit.training.runlog import utc_now
@@ -32,11 +33,14 @@ AnyBatch = TypeVar("AnyBatch", bound=LoadedBatch)
 class FailureCapture:
     """Around a training: writes `failure/failure.json` when it ends in a DivergedError, which goes on its way.
 
-    names: the name of every image by id. `seen` must be given each batch before the step it is for.
+    names: the name of every image by id. `seen` must be given each batch before the step it is for. Every rank has one:
+    all diverge in the same step and tell what was in their batches; rank 0 writes.
     """
 
-    def __init__(self, run: RunFolder, config: RunConfig, state: TrainState, names: Mapping[int, str]) -> None:
-        self.run, self.config, self.state, self.names = run, config, state, names
+    def __init__(
+        self, run: RunFolder, config: RunConfig, state: TrainState, names: Mapping[int, str], ranks: Ranks
+    ) -> None:
+        self.run, self.config, self.state, self.names, self.ranks = run, config, state, names, ranks
         self._batch: LoadedBatch | None = None
 
     def seen(self, batch: AnyBatch) -> AnyBatch:
@@ -51,15 +55,21 @@ class FailureCapture:
         if not isinstance(error, DivergedError) or self._batch is None:
             return
         hint = f"`mocokit replay {self.run.path}` says where it began."
+        batch = self._batch
+        own = {"images": batch.ids.tolist(), "views": {"x_q": statistics(batch.x_q), "x_k": statistics(batch.x_k)}}
         try:
+            told = self.ranks.tell_all(own)
+            if not self.ranks.first:
+                return
             files.make_folder((self.run.path / FAILURE).parent)
-            files.write_json(self.run.path / FAILURE, self._facts(error, self._batch))
-        except StorageError as problem:
+            files.write_json(self.run.path / FAILURE, self._facts(error, told))
+        except (StorageError, RankLostError) as problem:
             hint = f"What was in the step could not be written down: {problem}"
         error.args = (f"{error} {hint}",)
 
-    def _facts(self, error: DivergedError, batch: LoadedBatch) -> dict[str, Any]:
-        state, ids = self.state, batch.ids.tolist()
+    def _facts(self, error: DivergedError, told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """told: each rank's image ids and its views' statistics, in rank order."""
+        state = self.state
         trained = state.pair.trained
         return {
             "format": FORMAT,
@@ -67,13 +77,18 @@ class FailureCapture:
             "seed": self.config.train.seed,
             "config": self.config.digest(),
             "torch": torch.__version__,
+            "ranks": len(told),
             "checkpoint": max((s for s in checkpoint_steps(self.run.checkpoints) if s <= state.step), default=None),
             "loss": as_json(error.loss),
             "gradient_norm": as_json(error.gradient_norm),
             "message": str(error),
             "utc": utc_now(),
-            "images": [{"id": i, "name": self.names.get(i, "")} for i in ids],
-            "views": {"x_q": statistics(batch.x_q), "x_k": statistics(batch.x_k)},
+            "images": [
+                {"id": i, "name": self.names.get(i, ""), "rank": rank}
+                for rank, one in enumerate(told)
+                for i in one["images"]
+            ],
+            "views": [one["views"] for one in told],
             "gradients": {name: statistics(p.grad) for name, p in trained.items() if p.grad is not None},
             "weights": {name: statistics(tensor) for name, tensor in state.model_tensors().items()},
         }
@@ -104,6 +119,11 @@ def read_failure(run: RunFolder) -> dict[str, Any]:
             "finite. There is nothing to replay."
         )
     facts = files.read_json(path)
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT or not isinstance(facts.get("step"), int):
+    if (
+        not isinstance(facts, dict)
+        or facts.get("format") != FORMAT
+        or not isinstance(facts.get("step"), int)
+        or not isinstance(facts.get("ranks", 1), int)
+    ):
         raise DamagedError(f"{path} is not what mocokit wrote; it was changed, or is of another version.")
     return facts
