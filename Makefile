@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.complete
 
-.PHONY: setup demo test test-fast test-nightly lint types check format clean
+.PHONY: setup demo test test-fast test-nightly fuzz lint types check format clean
 
 setup: $(READY)
 
@@ -28,6 +28,12 @@ test-fast: $(READY)
 
 test-nightly: $(READY)
 	$(BIN)/python -m pytest -m nightly
+
+# Files changed at random for SECONDS for each reader: `make fuzz SECONDS=450`; SEEDS names a folder of real pictures.
+SECONDS ?= 60
+SEEDS   ?=
+fuzz: $(READY)
+	$(BIN)/python -m attacks.fuzz --seconds $(SECONDS) $(if $(SEEDS),--seeds $(SEEDS))
 
 lint: $(READY)
 	$(BIN)/ruff check .

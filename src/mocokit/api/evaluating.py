@@ -34,6 +34,15 @@ from mocokit.training.state import pick_device
 
 __all__ = ["evaluate", "open_runs", "table_and_verdict"]
 
+WRITTEN = (
+    "verdict.json",
+    *(f"{classifier}.csv" for classifier in CLASSIFIERS),
+    "recall.csv",
+    "confusion.csv",
+    "confusion.png",
+    "reliability.csv",
+    "reliability.png",
+)
 _CLASSIFIERS: dict[str, tuple[Classifier, ...]] = {"knn": ("knn",), "linear": ("linear",), "both": ("knn", "linear")}
 
 
@@ -204,6 +213,8 @@ def _open_baselines(specs: Sequence[str], run: Run, allow_partial: bool) -> list
 
 def _write(folder: Path, result: FrozenResult) -> None:
     """Everything about an evaluation; what an earlier one left and this one has not is removed."""
+    for name in WRITTEN:
+        files.sweep_leftovers(folder / name)
     judged = result.verdict.readout if result.verdict.encoder == "query" else f"key-{result.verdict.readout}"
     files.write_json(folder / "verdict.json", result.to_dict())
     for classifier in CLASSIFIERS:

@@ -138,9 +138,12 @@ def report(
     )
     plots.save_figure(figure, folder.path / "results.png")
     html, text, numbers = (folder.path / name for name in ("report.html", "README.md", "report.json"))
-    files.write_text(html, report_html(facts))
-    files.write_text(text, card.card(facts))
-    files.write_json(numbers, report_json(facts))
+    with files.turn(folder.path):
+        for target in (html, text, numbers):
+            files.sweep_leftovers(target)
+        files.write_text(html, report_html(facts))
+        files.write_text(text, card.card(facts))
+        files.write_json(numbers, report_json(facts))
     return Reported(html, text, numbers, facts)
 
 
