@@ -25,8 +25,9 @@ from mocokit.training.distributed import Ranks
 from mocokit.training.loop import QueryUpdate, micro_batches
 from mocokit.training.optim import OptimConfig, build_optimizer
 from mocokit.training.state import TrainState
-from mocokit.training.trace import Pictured, Recorder, recording
+from mocokit.training.trace import Recorder, recording
 from mocokit.training.trace_format import plan_windows, unpack
+from mocokit.training.trace_images import Pictured
 from mocokit.training.trace_toy import toy_trace
 from tests.browser import HOSTILE, accessibility, chromium, opened
 from tests.test_trace import Pictures

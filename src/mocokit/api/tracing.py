@@ -16,8 +16,9 @@ from mocokit.errors import UsageError
 from mocokit.reporting.plots import to_pictures
 from mocokit.training.runfolder import RunFolder
 from mocokit.training.settings import RunConfig
-from mocokit.training.trace import Pictured, Recorder
+from mocokit.training.trace import Recorder
 from mocokit.training.trace_format import Window, plan_windows, read_trace
+from mocokit.training.trace_images import Pictured
 
 SMALL_BATCH = 64 * 32 * 32
 """Pixels of a batch up to which keys are measured at every age: a forward pass more a step, which is nothing there."""

@@ -90,7 +90,8 @@ def mean_cosine(a_ND: Tensor, b_ND: Tensor) -> float:
 
 def histogram(cosines: Tensor) -> list[int]:
     """How many cosines lie in each of `BINS` bins from -1 to 1."""
-    return [int(count) for count in torch.histc(cosines.detach().float().clamp(-1, 1).flatten(), BINS, -1, 1)]
+    counts: list[int] = torch.histc(cosines.detach().float().clamp(-1, 1).flatten(), BINS, -1, 1).long().tolist()
+    return counts
 
 
 def same_share(own_N: Tensor, stored_K: Tensor) -> float:

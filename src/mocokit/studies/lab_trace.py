@@ -18,8 +18,9 @@ from mocokit.data.generated_shapes import Shapes
 from mocokit.studies.setting import BATCH, LEARNING_RATE, Z_DIM, T
 from mocokit.training.distributed import Ranks
 from mocokit.training.state import TrainState
-from mocokit.training.trace import Pictured, Recorder, UInt8, recording
+from mocokit.training.trace import Recorder, recording
 from mocokit.training.trace_format import plan_windows
+from mocokit.training.trace_images import Pictured, UInt8
 
 
 class LabUpdate:
