@@ -78,7 +78,7 @@ class Training:
         self.recorder = None
         if recorded:
             self.recorder = Recorder(
-                plan_windows(f"0-{size.steps - 1}", life=size.K / size.N, total_steps=1000),
+                plan_windows(f"0-{size.steps - 1}", K=size.K, life=size.K / size.N, total_steps=1000),
                 self.contrast,
                 source={"kind": "run"},
                 facts={},

@@ -36,17 +36,17 @@ from tests.toy import flags, npz
 SUBS = ("views", "k", "q", "logits", "loss", "backward", "optimiser", "ema", "enqueue", "next")
 
 
-def large_trace(K: int = 4096, N: int = 256, *, name: str = "picture", **contrast: Any) -> dict[str, Any]:
+def large_trace(K: int = 4096, N: int = 256, D: int = 128, *, name: str = "picture", **contrast: Any) -> dict[str, Any]:
     """A trace of the shape of a CIFAR run's: K 4096, N 256, D 128, `first`; of a very small network."""
     config = ContrastConfig(K=K, T=0.2, m=0.99, **contrast)
-    pair = EncoderPair(build_encoder(EncoderConfig(backbone="small-cnn-4-6", dim=128), image_size=8, seed=0))
+    pair = EncoderPair(build_encoder(EncoderConfig(backbone="small-cnn-4-6", dim=D), image_size=8, seed=0))
     pair.train()
     optim = OptimConfig(lr=0.05)
-    state = TrainState(pair, KeyQueue(K, 128), build_optimizer(optim, pair.trained))
-    windows = plan_windows("first", life=K / N, total_steps=1000)
+    state = TrainState(pair, KeyQueue(K, D), build_optimizer(optim, pair.trained))
+    windows = plan_windows("first", K=K, life=K / N, total_steps=1000)
     kept: list[dict[str, Any]] = []
     noise = np.random.default_rng(0)
-    facts = {"K": K, "N": N, "keys_per_step": N, "D": 128, "T": 0.2, "m": 0.99, "order": config.order}
+    facts = {"K": K, "N": N, "keys_per_step": N, "D": D, "T": 0.2, "m": 0.99, "order": config.order}
     recorder = Recorder(
         windows,
         config,

@@ -196,14 +196,14 @@ def test_the_built_in_trace_is_one_cycle_of_four_keys() -> None:
 
 
 def test_windows() -> None:
-    assert plan_windows("first", life=4, total_steps=30) == [Window("first", 0, 6, frozenset(range(6)))]
-    full = plan_windows("full", life=16, total_steps=390)[0]
+    assert plan_windows("first", K=32, life=4, total_steps=30) == [Window("first", 0, 6, frozenset(range(6)))]
+    full = plan_windows("full", K=128, life=16, total_steps=390)[0]
     assert (full.start, full.stop) == (14, 32)
-    both = plan_windows("last, first", life=4, total_steps=8)
+    both = plan_windows("last, first", K=32, life=4, total_steps=8)
     assert [(w.name, w.start, w.stop) for w in both] == [("first, last", 0, 8)]
-    some = plan_windows("120,3-4", life=4, total_steps=200)
+    some = plan_windows("120,3-4", K=32, life=4, total_steps=200)
     assert [(w.start, w.stop) for w in some] == [(3, 5), (120, 121)]
-    long = plan_windows("first", life=256, total_steps=10_000)[0]
+    long = plan_windows("first", K=2048, life=256, total_steps=10_000)[0]
     assert (long.start, long.stop) == (0, 258)
     assert len(long.detailed) == 36
     assert {0, 257} <= long.detailed
@@ -212,7 +212,7 @@ def test_windows() -> None:
 @pytest.mark.parametrize("text", ["sometimes", "", "5-2", "30", "1-99999999999", "first,", f"0-{MAX_STEPS}"])
 def test_words_that_name_no_steps(text: str) -> None:
     with pytest.raises(UsageError, match="--trace"):
-        plan_windows(text, life=4, total_steps=30 if text != f"0-{MAX_STEPS}" else 10_000)
+        plan_windows(text, K=32, life=4, total_steps=30 if text != f"0-{MAX_STEPS}" else 10_000)
 
 
 def test_a_resumed_run_goes_on_with_its_trace(tmp_path: Path) -> None:

@@ -30,7 +30,13 @@ def planned(text: str, config: RunConfig, total_steps: int, ranks: int) -> list[
         raise UsageError(f"--trace records a step that one process takes whole; this run has {ranks}. Leave it out.")
     if not config.contrast.has_queue:
         raise UsageError(f"--trace follows keys through a queue, and {config.contrast.method} has none. Leave it out.")
-    return plan_windows(text, life=config.contrast.K / keys_per_step(config), total_steps=total_steps)
+    return plan_windows(
+        text,
+        K=config.contrast.K,
+        life=config.contrast.K / keys_per_step(config),
+        total_steps=total_steps,
+        filled=config.contrast.queue_init == "random",
+    )
 
 
 def keys_per_step(config: RunConfig) -> int:

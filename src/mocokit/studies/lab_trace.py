@@ -73,7 +73,7 @@ def lab_recorder(data: Shapes, seed: int, *, K: int, m: float, epochs: int) -> R
         return Pictured(f"shapes/{number}", None, to_pixels(torch.from_numpy(data.images[number : number + 1]))[0])
 
     return Recorder(
-        plan_windows("first,last", life=K / BATCH, total_steps=steps),
+        plan_windows("first,last", K=K, life=K / BATCH, total_steps=steps),
         contrast,
         source={"kind": "lab", "name": "LAB 07", "data": "shapes"},
         facts=facts,
