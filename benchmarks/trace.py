@@ -1,7 +1,7 @@
 """What does recording a trace cost, in a recorded step and over a whole run?
 
-Processor time of one thread, with and without a recorder, side by side: steps alternate between two equal trainings, and
-runs between two `mocokit pretrain`s; the order is turned round every time. Two sizes:
+Processor time of one thread, with and without a recorder, side by side: steps alternate between two equal trainings,
+and runs between two `mocokit pretrain`s; the order is turned round every time. Two sizes:
 
     tiny    small-cnn-16-32, 16 px, N 60, K 240: a step of some 8 ms, where anything more shows
     cifar   small-cnn, 32 px, N 256, K 4096: the small form of MoCo v2 for CIFAR
@@ -9,8 +9,8 @@ runs between two `mocokit pretrain`s; the order is turned round every time. Two 
     python -m benchmarks.trace                    # both sizes, about five minutes
     python -m benchmarks.trace --size tiny        # half a minute
 
-"first,last" is recorded. Of the runs the tiny one takes 300 steps and records 12 of them; the one of CIFAR size takes 54,
-of which 36 are recorded: a run of a real length records the same 36 among thousands.
+Runs record `first,last`: of 300 steps of the tiny run 12, of 54 steps at CIFAR size 36. A run of a real length records
+the same 36 among thousands.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sentences that carry a run's numbers, in either language: the verdict, what health found, what pretraining saw."""
+"""The sentences that carry a run's numbers, in both languages: the verdict, what health found, what was seen."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def finding_sentence(health: Sequence[Mapping[str, Any]], row: int, code: str) -
     values = finding_values(health[: row + 1]).get(code)
     if values is None:
         return {"en": written}
-    said = {one: strings.load("report", one)[sentence_key(code)].format(**values) for one in strings.LANGUAGES}
+    said: dict[str, str] = {
+        one: strings.load("report", one)[sentence_key(code)].format(**values) for one in strings.LANGUAGES
+    }
     return said if said["en"] == written else {"en": written}
 
 

@@ -218,6 +218,7 @@ class _Watch:
         steps = sum(len(window.detailed) for window in recorder.windows)
         config.setdefault("Q", form.queries_in_full(steps, N, queue.K))
         self.full = config["Q"]
+        self.named = max(form.MAX_KEYS // max(steps, 1), form.MAX_ROWS)
         self.z: list[Tensor] = []
         self.gradients: list[Tensor] = []
         self.own: list[Keys] = []
@@ -313,7 +314,7 @@ class _Watch:
         hard = dictionary.ids[top.indices[:Q].flatten()].tolist()
         for number in hard:
             image(number, picture=True)
-        images = torch.cat([part.ids for part in self.parts]).tolist()
+        images = torch.cat([part.ids for part in self.parts])[: self.named].tolist()
         part = self.parts[0]
         shown = min(Q, len(part.ids))
         views = self.recorder.to_pixels(torch.cat([part.x_q[:shown], part.x_k[:shown]]))
@@ -326,7 +327,7 @@ class _Watch:
             "q": form.pack(q[:Q]),
             "k": form.pack(k[:Q]),
             "flat_q": form.pack(self._flat(q_all[:R], keys)),
-            "flat_k": form.pack(self._flat(keys, keys)),
+            "flat_k": form.pack(self._flat(keys[: self.named], keys)),
             "z_norm": norms.tolist(),
             "positive": form.pack(positive),
             "losses": losses.tolist(),
@@ -419,7 +420,9 @@ class _Watch:
         wide = [(name, q, k) for (name, q), k in zip(named, self.pair.theta_k, strict=True) if q.ndim > 1]
         if len(wide) > 24:
             wide = [wide[i] for i in np.linspace(0, len(wide) - 1, 24).astype(int)]
-        names, q, k = ([one[i] for one in wide] for i in range(3))
+        names = [name for name, _, _ in wide]
+        q: list[Tensor] = [one for _, one, _ in wide]
+        k: list[Tensor] = [one for _, _, one in wide]
         norms = torch.stack(torch._foreach_norm(q)).tolist()
         apart = torch.stack(torch._foreach_norm(torch._foreach_sub(q, k))).tolist()
         return [{"name": name, "apart": a, "norm": n} for name, a, n in zip(names, apart, norms, strict=True)]
@@ -437,7 +440,8 @@ class _Watch:
 
 def _norm(flat: Tensor) -> Tensor:
     """The Euclidean norm of float32 [P], in parts: summed as one, float32 loses the fourth digit of ten million."""
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(flat.split(1 << 14))))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(torch.split(flat, 1 << 14))))
+    return norm
 
 
 @contextlib.contextmanager

@@ -26,6 +26,8 @@ MAX_QUERIES = 4
 """At most so many queries of a step are recorded in full: their cosine with every key of the dictionary."""
 MAX_ROWS = 64
 """At most so many queries of a step are recorded with their positive, loss, rank and hardest keys."""
+MAX_KEYS = 10_240
+"""Of so many keys, over all steps in detail, image and place on the plane are recorded: the first ones of each step."""
 MAX_STEPS = 400
 """A window has at most so many steps: a whole life of 256 steps (65,536 keys, 256 a step) fits, with room."""
 DETAILED = 36
@@ -54,7 +56,8 @@ def plan_windows(text: str, *, K: int, life: float, total_steps: int, filled: bo
 
     text: `first` (from the first step through a key's whole life to its eviction), `full` (around the step that fills
     the queue), `last`, a step `120`, steps `100-120`, or several with commas. life: steps that a key stays in the
-    queue of K, K / keys of a step. filled: the queue starts full. Raises UsageError naming the word that can't be read or lies outside the run.
+    queue of K, K / keys of a step. filled: the queue starts full. Raises UsageError naming the word that can't be read
+    or lies outside the run.
     """
     length = math.ceil(life) + 2
     if length > MAX_STEPS:
