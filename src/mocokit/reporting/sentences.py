@@ -61,9 +61,9 @@ def finding_sentence(health: Sequence[Mapping[str, Any]], row: int, code: str) -
     values = finding_values(health[: row + 1]).get(code)
     if values is None:
         return {"en": written}
-    said: dict[str, str] = {
-        one: strings.load("report", one)[sentence_key(code)].format(**values) for one in strings.LANGUAGES
-    }
+    key, said = sentence_key(code), dict[str, str]()
+    for language in strings.LANGUAGES:
+        said[language] = strings.load("report", language)[key].format(**values)
     return said if said["en"] == written else {"en": written}
 
 
