@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
 from torch import Tensor
 
 from mocokit.cli import main
@@ -22,8 +26,17 @@ from mocokit.training.loop import QueryUpdate, micro_batches
 from mocokit.training.optim import OptimConfig, build_optimizer
 from mocokit.training.state import TrainState
 from mocokit.training.trace import Recorder, recording
-from mocokit.training.trace_format import MAX_STEPS, Window, pack, plan_windows, read_trace, unpack
-from mocokit.training.trace_images import Pictured
+from mocokit.training.trace_format import (
+    COSINE_BYTES,
+    DETAILED,
+    MAX_STEPS,
+    Window,
+    pack,
+    plan_windows,
+    read_trace,
+    unpack,
+)
+from mocokit.training.trace_images import Pictured, small_png
 from mocokit.training.trace_toy import STEPS as TOY_STEPS
 from mocokit.training.trace_toy import toy_trace
 from tests.toy import STEPS, flags, npz
@@ -207,6 +220,31 @@ def test_windows() -> None:
     assert (long.start, long.stop) == (0, 258)
     assert len(long.detailed) == 36
     assert {0, 257} <= long.detailed
+
+
+@given(
+    K=st.integers(1, 300_000),
+    N=st.integers(1, 5000),
+    text=st.sampled_from(["first", "full", "last", "first,last", "first,full,last", "5", "3-90", "1,40,70"]),
+    filled=st.booleans(),
+)
+def test_steps_in_detail_hold_to_the_size(K: int, N: int, text: str, filled: bool) -> None:
+    windows = plan_windows(text, K=K, life=K / N, total_steps=500, filled=filled)
+    detailed = [t for window in windows for t in window.detailed]
+    assert all(t in range(window.start, window.stop) for window in windows for t in window.detailed)
+    assert len(detailed) <= DETAILED
+    rows = [K if filled else min(t * N, K) for t in detailed]
+    assert sum(4 * 4 / 3 * count for count in rows) <= COSINE_BYTES * (1 + 1e-9)
+    left_out = [w.stop - 1 for w in windows if w.stop - 1 not in w.detailed]
+    assert not left_out or K * 16 / 3 * len(windows) > COSINE_BYTES or len(windows) * 3 > DETAILED
+
+
+def test_a_small_picture_is_the_same_png(tmp_path: Path) -> None:
+    for shape in ((1, 1, 3), (16, 16, 3), (32, 20, 3)):
+        pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+        with Image.open(io.BytesIO(small_png(pixels))) as image:
+            assert image.format == "PNG"
+            np.testing.assert_array_equal(np.asarray(image), pixels)
 
 
 @pytest.mark.parametrize("text", ["sometimes", "", "5-2", "30", "1-99999999999", "first,", f"0-{MAX_STEPS}"])

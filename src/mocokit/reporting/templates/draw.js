@@ -66,7 +66,7 @@ function encodersDrawing(on, row, model) {
     arrow(224, 192, 300, 192, "flow" + (on === "k" ? " on" : "")), text(306, 197, "k", { "class": "label big" }),
     arrow(157, 80, 157, 160, "ema" + (on === "ema" ? " on" : "")), text(166, 125, "EMA  m = " + short(row.m), {}),
     arrow(300, 62, 226, 62, "gradient" + (on === "backward" || on === "optimiser" ? " on" : "")), text(232, 82, "∂L/∂θq", {}),
-    text(232, 222, "∂L/∂θk: ∅", { "class": "label none" }), text(6, 242, say("none_stamp"), { "class": "label none" })
+    text(232, 226, "∂L/∂θk: ∅", { "class": "label none" }), text(6, 242, say("none_stamp"), { "class": "label none" })
   ];
   return shape(340, 250, say("card_encoders"), say("desc_encoders"), parts);
 }
@@ -87,7 +87,7 @@ function planeDrawing(model, n, query, on) {
     var b = at(p);
     marks.push(b);
     items.push(svg("rect", { x: b[0] - 4, y: b[1] - 4, width: 8, height: 8, "class": "dot negative" }));
-    if (i < 5) named.push({ at: b, text: model.name(near[i].key) });
+    if (named.length < 7) named.push({ at: b, text: model.name(near[i].key) });
   });
   items.push(svg("polygon", { points: [[k[0], k[1] - 7], [k[0] + 7, k[1] + 6], [k[0] - 7, k[1] + 6]].map(function (p) { return p.join(","); }).join(" "), "class": "dot positive" }));
   items.push(svg("circle", { cx: a[0], cy: a[1], r: 6, "class": "dot query" }));
