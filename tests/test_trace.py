@@ -36,7 +36,7 @@ from mocokit.training.trace_format import (
     read_trace,
     unpack,
 )
-from mocokit.training.trace_images import Pictured, small_png
+from mocokit.training.trace_images import Pictured, png
 from mocokit.training.trace_toy import STEPS as TOY_STEPS
 from mocokit.training.trace_toy import toy_trace
 from tests.toy import STEPS, flags, npz
@@ -242,7 +242,7 @@ def test_steps_in_detail_hold_to_the_size(K: int, N: int, text: str, filled: boo
 def test_a_small_picture_is_the_same_png(tmp_path: Path) -> None:
     for shape in ((1, 1, 3), (16, 16, 3), (32, 20, 3)):
         pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-        with Image.open(io.BytesIO(small_png(pixels))) as image:
+        with Image.open(io.BytesIO(png(pixels))) as image:
             assert image.format == "PNG"
             np.testing.assert_array_equal(np.asarray(image), pixels)
 

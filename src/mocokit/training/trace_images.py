@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -64,17 +63,13 @@ class ImageTable:
             image = Image.fromarray(pixels)
             image.thumbnail((form.THUMBNAIL, form.THUMBNAIL), Image.Resampling.BOX)
             pixels = np.asarray(image)
-        text = "data:image/png;base64," + base64.b64encode(small_png(pixels)).decode("ascii")
+        text = "data:image/png;base64," + base64.b64encode(png(pixels)).decode("ascii")
         self._bytes += len(text)
         return text
 
 
-def small_png(pixels: UInt8) -> bytes:
-    """The PNG of uint8 [h, w, 3] without row filters: as short as Pillow's at 32 px, in a third of the time."""
-    height, width = pixels.shape[:2]
-    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # each row begins with the number of its filter, 0: none
-    rows[:, 1:] = pixels.reshape(height, 3 * width)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 3)), (b"IEND", b""))
-    body = [struct.pack(">I", len(d)) + name + d + struct.pack(">I", zlib.crc32(name + d)) for name, d in parts]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(body)
+def png(pixels: UInt8) -> bytes:
+    """The PNG of uint8 [h, w, 3]; at 32 px more effort makes it hardly shorter."""
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG", compress_level=1)
+    return out.getvalue()
