@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -18,11 +19,14 @@ from PIL import Image
 import mocokit
 from mocokit import api
 from mocokit.cli import main
+from mocokit.contrast.health import findings
 from mocokit.errors import DamagedError, UsageError
 from mocokit.evaluation.showing import chosen_neighbours, principal_map
-from mocokit.reporting import charts
+from mocokit.evaluation.verdict import Baseline, Verdict, verdict_line
+from mocokit.reporting import charts, plots
 from mocokit.reporting.charts import Series, line_chart, thinned, ticks
 from mocokit.reporting.page import embedded
+from mocokit.reporting.sentences import finding_sentence, verdict_sentence
 from mocokit.training.runfolder import foreign_files
 from tests.browser import HOSTILE, accessibility, chromium, opened
 from tests.toy import flags, labelled_npz
@@ -231,3 +235,106 @@ def test_embedded_json_holds_no_markup(text: str) -> None:
     written = str(embedded({"name": text}))
     assert not set("<>&") & set(written)
     assert json.loads(written) == {"name": text}
+
+
+# --------------------------------------------------------------------------------------------------- in two languages
+
+
+def a_verdict(**changes: Any) -> Verdict:
+    known = (("pixels", 0.3), ("w (a)", 0.4))
+    ran = [Baseline(name=name, score=one, low=one, high=one, ran=True, why_not=None) for name, one in known]
+    gone = Baseline(name="timm:x", score=None, low=None, high=None, ran=False, why_not="no network")
+    given: dict[str, Any] = {
+        "verdict": "BETTER",
+        "metric": "kNN",
+        "score": 0.713,
+        "score_ci95": (0.7, 0.72),
+        "baseline": {"name": "w (a)", "score": 0.4},
+        "baselines": (*ran, Baseline(name="w (b)", score=0.35, low=0.3, high=0.4, ran=True, why_not=None), gone),
+        "delta": 0.313,
+        "ci95": (0.3, 0.32),
+        "n_test": 90,
+        "seeds": 1,
+        "readout": "h",
+        "encoder": "query",
+        "step": 12,
+        "this_run_only": True,
+        "draws": None,
+        "labels_per_class": None,
+    }
+    return Verdict(**(given | changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"verdict": "WORSE", "delta": -0.0},
+        {"verdict": "NO CLEAR DIFFERENCE", "draws": 1},
+        {"draws": 20, "labels_per_class": 5},
+        {"seeds": 5, "this_run_only": False, "draws": 3, "labels_per_class": 10},
+        {"baselines": (Baseline(name="w (a)", score=0.4, low=0.3, high=0.5, ran=True, why_not=None),)},
+    ],
+)
+def test_the_verdict_is_the_same_in_both_languages(changes: dict[str, Any]) -> None:
+    verdict = a_verdict(**changes)
+    assert verdict_sentence(verdict.to_json() | {"baselines": _as_json(verdict)}, "en") == verdict_line(verdict)
+    chinese = verdict_sentence(verdict.to_json() | {"baselines": _as_json(verdict)}, "zh")
+    assert re.findall(r"[+-]?\d+\.\d", chinese) == re.findall(r"[+-]?\d+\.\d", verdict_line(verdict))
+    words = chinese
+    for name in ("kNN", "pixels", "timm:x", "w (a)", "w (b)", "n="):
+        words = words.replace(name, "")
+    assert not re.search(r"[A-Za-z]", words), chinese
+
+
+def _as_json(verdict: Verdict) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(one) for one in verdict.baselines]
+
+
+def test_what_health_found_is_the_same_in_both_languages() -> None:
+    row = {
+        "step": 0,
+        "epoch": 0.0,
+        "rank_z": 40.0,
+        "spread_z": 0.9,
+        "rank_limit": 128,
+        "chance": 5.0,
+        "loss": 4.99,
+        "probe": 128,
+        "batch_accuracy": 0.01,
+        "queue_fill": 512,
+        "queue_size": 4096,
+        "staleness": [[4, 0.31]],
+    }
+    rows = [
+        row,
+        row | {"epoch": 4.0, "step": 4},
+        row | {"epoch": 5.0, "step": 5, "rank_z": 1.2, "spread_z": 0.01, "loss": 3.0},
+        row | {"epoch": 6.0, "step": 6, "rank_z": 1.2, "spread_z": 0.01, "loss": 3.0},
+    ]
+    health = [one | {"findings": findings(rows[: number + 1])} for number, one in enumerate(rows)]
+    told = {code: number for number, one in enumerate(health) for code in one["findings"]}
+    assert set(told) == {"collapsed", "at-chance", "drift", "stale", "filling"}
+    for code, number in told.items():
+        said = finding_sentence(health, number, code)
+        assert said["en"] == health[number]["findings"][code]
+        numbers = {language: sorted(re.findall(r"\d[\d.,]*\d|\d", text)) for language, text in said.items()}
+        assert numbers["zh"] == numbers["en"], code
+        assert not re.search(r"[A-Za-z]", re.sub(r"--[a-z-]+", "", said["zh"])), said["zh"]
+    health[-1]["findings"]["stale"] = "what another version wrote"
+    assert finding_sentence(health, 3, "stale") == {"en": "what another version wrote"}
+    health[-1]["findings"]["new-kind"] = "what a later version found"
+    assert finding_sentence(health, 3, "new-kind") == {"en": "what a later version found"}
+
+
+def test_the_curve_names_its_data(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+    drawn = plots.results_figure
+
+    def seen(*given: Any, **named: Any) -> Any:
+        titles.append(named["monitor"])
+        return drawn(*given, **named)
+
+    monkeypatch.setattr(plots, "results_figure", seen)
+    api.report(run, quiet=True)
+    assert titles == ["data.npz"]

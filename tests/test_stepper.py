@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mocokit import api, strings
 from mocokit.cli import main
 from mocokit.contrast.encoders import EncoderConfig, EncoderPair, build_encoder
-from mocokit.contrast.key_queue import KeyQueue
+from mocokit.contrast.key_queue import KeyQueue, Keys
 from mocokit.contrast.steps import ContrastConfig, step_of
 from mocokit.errors import UsageError
 from mocokit.reporting.page import Speaker
@@ -25,8 +26,9 @@ from mocokit.training.distributed import Ranks
 from mocokit.training.loop import QueryUpdate, micro_batches
 from mocokit.training.optim import OptimConfig, build_optimizer
 from mocokit.training.state import TrainState
-from mocokit.training.trace import Pictured, Recorder, recording
+from mocokit.training.trace import Recorder, recording
 from mocokit.training.trace_format import plan_windows, unpack
+from mocokit.training.trace_images import Pictured
 from mocokit.training.trace_toy import toy_trace
 from tests.browser import HOSTILE, accessibility, chromium, opened
 from tests.test_trace import Pictures
@@ -35,17 +37,26 @@ from tests.toy import flags, npz
 SUBS = ("views", "k", "q", "logits", "loss", "backward", "optimiser", "ema", "enqueue", "next")
 
 
-def large_trace(K: int = 4096, N: int = 256, *, name: str = "picture", **contrast: Any) -> dict[str, Any]:
+def large_trace(
+    K: int = 4096, N: int = 256, D: int = 128, *, name: str = "picture", trace: str = "first", **contrast: Any
+) -> dict[str, Any]:
     """A trace of the shape of a CIFAR run's: K 4096, N 256, D 128, `first`; of a very small network."""
     config = ContrastConfig(K=K, T=0.2, m=0.99, **contrast)
-    pair = EncoderPair(build_encoder(EncoderConfig(backbone="small-cnn-4-6", dim=128), image_size=8, seed=0))
+    pair = EncoderPair(build_encoder(EncoderConfig(backbone="small-cnn-4-6", dim=D), image_size=8, seed=0))
     pair.train()
     optim = OptimConfig(lr=0.05)
-    state = TrainState(pair, KeyQueue(K, 128), build_optimizer(optim, pair.trained))
-    windows = plan_windows("first", life=K / N, total_steps=1000)
+    state = TrainState(pair, KeyQueue(K, D), build_optimizer(optim, pair.trained))
+    windows = plan_windows(trace, K=K, life=K / N, total_steps=1000)
+    for step in range(windows[0].start):  # what steps before the window left in the queue: keys alone, no training
+        noise_in = torch.randn(N, 3, 8, 8, generator=torch.Generator().manual_seed(step))
+        with torch.no_grad():
+            vectors = torch.nn.functional.normalize(pair.key(noise_in), dim=1)
+        ids = (torch.arange(N) + N * step) % 3000
+        state.queue.enqueue_(Keys(vectors, ids, torch.full((N,), -1)), step)
+        state.step += 1
     kept: list[dict[str, Any]] = []
     noise = np.random.default_rng(0)
-    facts = {"K": K, "N": N, "keys_per_step": N, "D": 128, "T": 0.2, "m": 0.99, "order": config.order}
+    facts = {"K": K, "N": N, "keys_per_step": N, "D": D, "T": 0.2, "m": 0.99, "order": config.order}
     recorder = Recorder(
         windows,
         config,
@@ -55,7 +66,7 @@ def large_trace(K: int = 4096, N: int = 256, *, name: str = "picture", **contras
         to_pixels=lambda x: noise.integers(0, 256, (len(x), 32, 32, 3), dtype=np.uint8),
         save=kept.append,
     )
-    for step in range(windows[0].stop):
+    for step in range(windows[0].start, windows[0].stop):
         x_q, x_k = torch.randn(2, N, 3, 8, 8, generator=torch.Generator().manual_seed(step))
         ids = (torch.arange(N) + N * step) % 3000
         parts = micro_batches(Pictures(x_q, x_k, ids, torch.full((N,), -1)), 1)
@@ -310,11 +321,75 @@ def test_a_trace_of_4096_keys(browser: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_trace_of_65536_keys(browser: Any, tmp_path: Path) -> None:
+    """The step that fills the queue and those around it; all of it within the size, exact, and walked through."""
+    trace = large_trace(K=65_536, N=512, D=16, trace="126-130")
+    steps = trace["windows"][0]["steps"]
+    assert [step["left"] for step in steps] == [0, 0, 512, 512, 512]
+    assert [step["detail"] for step in steps].count("full") == 4
+    text, data_bytes = stepper_html([trace, toy_trace()])
+    assert data_bytes < 3_000_000
+    path = tmp_path / "moco-steps.html"
+    path.write_text(text, "utf-8")
+    last = steps[-1]
+    assert last["detail"] == "full"
+    with opened(browser, path, "#t=130&s=logits&lang=en") as page:
+        assert page.locator(".slot").count() == 128
+        assert check_numbers(page, last) >= 12
+        for T in (0.2, 0.07):
+            page.locator("#temperature").fill(str(T))
+            value = float(page.get_attribute("#whatif-loss .num", "data-value"))
+            assert value == pytest.approx(by_hand(last, 0, T), abs=1e-6)
+        page.locator("#sub-logits").click()  # away from the slider, which the arrows would move
+        for _ in range(6):
+            page.keyboard.press("ArrowRight")
+        assert page.get_attribute("#sub-next", "aria-current") == "step"
+        assert page.inner_text("#step-number") == "130"
+        page.keyboard.press("k")
+        assert "k130.0: born in step 130" in page.inner_text("#key-story")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_frame_as_a_png(browser: Any, built_in: Path, tmp_path: Path, language: str) -> None:
+    with opened(browser, built_in, f"#t=6&s=enqueue&lang={language}") as page:
+        page.locator("#mode-png").focus()
+        with page.expect_download() as begun:
+            page.keyboard.press("Enter")
+        assert begun.value.suggested_filename == "step-6-enqueue.png"
+        begun.value.save_as(tmp_path / "frame.png")
+    with Image.open(tmp_path / "frame.png") as image:
+        assert (image.format, image.size) == ("PNG", (2400, 1680))
+        pixels = np.asarray(image.convert("RGB")).astype(np.int64)
+    assert (pixels[5, 5] == 255).all()
+    for top, left in ((0, 0), (380, 40), (380, 840), (380, 1560), (1040, 40), (1040, 1560)):  # title and five drawings
+        part = pixels[top : top + 300, left : left + 600]
+        assert (part.min(axis=2) < 200).mean() > 0.003, (top, left)
+
+
+@pytest.mark.slow
+def test_names_in_the_plane_cover_nothing(browser: Any, built_in: Path) -> None:
+    boxes = """e => e.map(n => { const b = n.getBBox(); return [b.x, b.y, b.x + b.width, b.y + b.height]; })"""
+    with opened(browser, built_in, "#t=0&s=logits&lang=en") as page:
+        for step in range(12):
+            names = page.eval_on_selector_all("#card-plane text", boxes)
+            # The height of a line is more than that of its letters: what must not overlap is the middle of it.
+            names = [(x0 + 1, y0 + (y1 - y0) / 4, x1 - 1, y1 - (y1 - y0) / 4) for x0, y0, x1, y1 in names]
+            assert len(names) >= min(step, 4) + 1
+            for i, one in enumerate(names):
+                assert 0 <= one[0] < one[2] <= 260
+                for other in names[:i]:
+                    apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+                    assert apart, (step, one, other)
+            page.keyboard.press("Shift+ArrowRight")
+
+
+@pytest.mark.slow
 def test_a_long_life_is_followed_lightly(browser: Any, tmp_path: Path) -> None:
     """64 steps of life: detail at the start, in the middle and at the end, and the first keys all the way."""
     trace = large_trace(K=512, N=8, name="<b>long</b>")
     steps = trace["windows"][0]["steps"]
-    assert [step["detail"] for step in steps].count("full") == 36
+    assert [step["detail"] for step in steps].count("full") == 46
     text, data_bytes = stepper_html([trace, toy_trace()])
     assert data_bytes < 3_000_000
     path = tmp_path / "moco-steps.html"

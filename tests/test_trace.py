@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
 from torch import Tensor
 
 from mocokit.cli import main
@@ -21,8 +25,18 @@ from mocokit.training.distributed import Ranks
 from mocokit.training.loop import QueryUpdate, micro_batches
 from mocokit.training.optim import OptimConfig, build_optimizer
 from mocokit.training.state import TrainState
-from mocokit.training.trace import Pictured, Recorder, recording
-from mocokit.training.trace_format import MAX_STEPS, Window, pack, plan_windows, read_trace, unpack
+from mocokit.training.trace import Recorder, recording
+from mocokit.training.trace_format import (
+    COSINE_BYTES,
+    DETAILED,
+    MAX_STEPS,
+    Window,
+    pack,
+    plan_windows,
+    read_trace,
+    unpack,
+)
+from mocokit.training.trace_images import Pictured, png
 from mocokit.training.trace_toy import STEPS as TOY_STEPS
 from mocokit.training.trace_toy import toy_trace
 from tests.toy import STEPS, flags, npz
@@ -195,23 +209,48 @@ def test_the_built_in_trace_is_one_cycle_of_four_keys() -> None:
 
 
 def test_windows() -> None:
-    assert plan_windows("first", life=4, total_steps=30) == [Window("first", 0, 6, frozenset(range(6)))]
-    full = plan_windows("full", life=16, total_steps=390)[0]
+    assert plan_windows("first", K=32, life=4, total_steps=30) == [Window("first", 0, 6, frozenset(range(6)))]
+    full = plan_windows("full", K=128, life=16, total_steps=390)[0]
     assert (full.start, full.stop) == (14, 32)
-    both = plan_windows("last, first", life=4, total_steps=8)
+    both = plan_windows("last, first", K=32, life=4, total_steps=8)
     assert [(w.name, w.start, w.stop) for w in both] == [("first, last", 0, 8)]
-    some = plan_windows("120,3-4", life=4, total_steps=200)
+    some = plan_windows("120,3-4", K=32, life=4, total_steps=200)
     assert [(w.start, w.stop) for w in some] == [(3, 5), (120, 121)]
-    long = plan_windows("first", life=256, total_steps=10_000)[0]
+    long = plan_windows("first", K=2048, life=256, total_steps=10_000)[0]
     assert (long.start, long.stop) == (0, 258)
     assert len(long.detailed) == 36
     assert {0, 257} <= long.detailed
 
 
+@given(
+    K=st.integers(1, 300_000),
+    N=st.integers(1, 5000),
+    text=st.sampled_from(["first", "full", "last", "first,last", "first,full,last", "5", "3-90", "1,40,70"]),
+    filled=st.booleans(),
+)
+def test_steps_in_detail_hold_to_the_size(K: int, N: int, text: str, filled: bool) -> None:
+    windows = plan_windows(text, K=K, life=K / N, total_steps=500, filled=filled)
+    detailed = [t for window in windows for t in window.detailed]
+    assert all(t in range(window.start, window.stop) for window in windows for t in window.detailed)
+    assert len(detailed) <= DETAILED
+    rows = [K if filled else min(t * N, K) for t in detailed]
+    assert sum(4 * 4 / 3 * count for count in rows) <= COSINE_BYTES * (1 + 1e-9)
+    left_out = [w.stop - 1 for w in windows if w.stop - 1 not in w.detailed]
+    assert not left_out or K * 16 / 3 * len(windows) > COSINE_BYTES or len(windows) * 3 > DETAILED
+
+
+def test_a_small_picture_is_the_same_png(tmp_path: Path) -> None:
+    for shape in ((1, 1, 3), (16, 16, 3), (32, 20, 3)):
+        pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+        with Image.open(io.BytesIO(png(pixels))) as image:
+            assert image.format == "PNG"
+            np.testing.assert_array_equal(np.asarray(image), pixels)
+
+
 @pytest.mark.parametrize("text", ["sometimes", "", "5-2", "30", "1-99999999999", "first,", f"0-{MAX_STEPS}"])
 def test_words_that_name_no_steps(text: str) -> None:
     with pytest.raises(UsageError, match="--trace"):
-        plan_windows(text, life=4, total_steps=30 if text != f"0-{MAX_STEPS}" else 10_000)
+        plan_windows(text, K=32, life=4, total_steps=30 if text != f"0-{MAX_STEPS}" else 10_000)
 
 
 def test_a_resumed_run_goes_on_with_its_trace(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from mocokit.data.views import plain_view
 from mocokit.errors import DamagedError, DataError, UsageError
 from mocokit.evaluation.features import extract
 from mocokit.evaluation.labelled import LabelledData, open_labelled
+from mocokit.evaluation.monitor import CURVE
 from mocokit.evaluation.protocol import Ledger, plan_hash
 from mocokit.evaluation.showing import chosen_neighbours, neighbour_map, principal_map
 from mocokit.evaluation.verdict import Baseline, Verdict, verdict_line
@@ -51,6 +52,12 @@ class Reported:
     def to_dict(self) -> dict[str, Any]:
         """As JSON values: what report.json says, and the paths."""
         return report_json(self.facts) | {"files": [str(self.html), str(self.card), str(self.json)]}
+
+
+def _monitored(readings: Sequence[Mapping[str, Any]]) -> str:
+    """The name of the data that the curve was read from; runs from before the ledger kept it have none to tell."""
+    named = [str(one["data"]) for one in readings if one["purpose"] == CURVE and one.get("data")]
+    return named[-1] if named else "labelled data"
 
 
 def report(
@@ -128,12 +135,11 @@ def report(
         mean=config.views.mean,
         std=config.views.std,
     )
-    monitored = any("knn_h" in row for row in rows)
     figure = plots.results_figure(
         losses,
         rows,
         title=f"{config.recipe}, {config.encoder.backbone}",
-        monitor="the monitor" if monitored else None,
+        monitor=_monitored(facts.ledger) if any("knn_h" in row for row in rows) else None,
         health=health,
     )
     plots.save_figure(figure, folder.path / "results.png")

@@ -16,8 +16,9 @@ from mocokit.errors import UsageError
 from mocokit.reporting.plots import to_pictures
 from mocokit.training.runfolder import RunFolder
 from mocokit.training.settings import RunConfig
-from mocokit.training.trace import Pictured, Recorder
+from mocokit.training.trace import Recorder
 from mocokit.training.trace_format import Window, plan_windows, read_trace
+from mocokit.training.trace_images import Pictured
 
 SMALL_BATCH = 64 * 32 * 32
 """Pixels of a batch up to which keys are measured at every age: a forward pass more a step, which is nothing there."""
@@ -29,7 +30,13 @@ def planned(text: str, config: RunConfig, total_steps: int, ranks: int) -> list[
         raise UsageError(f"--trace records a step that one process takes whole; this run has {ranks}. Leave it out.")
     if not config.contrast.has_queue:
         raise UsageError(f"--trace follows keys through a queue, and {config.contrast.method} has none. Leave it out.")
-    return plan_windows(text, life=config.contrast.K / keys_per_step(config), total_steps=total_steps)
+    return plan_windows(
+        text,
+        K=config.contrast.K,
+        life=config.contrast.K / keys_per_step(config),
+        total_steps=total_steps,
+        filled=config.contrast.queue_init == "random",
+    )
 
 
 def keys_per_step(config: RunConfig) -> int:

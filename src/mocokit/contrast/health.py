@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mocokit import strings
 from mocokit.contrast.batch_norm import statistics_untouched
 from mocokit.contrast.encoders import EncoderPair
 from mocokit.contrast.key_queue import NO_ID, KeyQueue
@@ -90,7 +91,8 @@ def mean_cosine(a_ND: Tensor, b_ND: Tensor) -> float:
 
 def histogram(cosines: Tensor) -> list[int]:
     """How many cosines lie in each of `BINS` bins from -1 to 1."""
-    return [int(count) for count in torch.histc(cosines.detach().float().clamp(-1, 1).flatten(), BINS, -1, 1)]
+    counts: list[int] = torch.histc(cosines.detach().float().clamp(-1, 1).flatten(), BINS, -1, 1).long().tolist()
+    return counts
 
 
 def same_share(own_N: Tensor, stored_K: Tensor) -> float:
@@ -285,8 +287,20 @@ def _finite(value: Any) -> Any:
 def findings(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """What the newest of a run's measurements, in the light of the earlier ones, says in words: code -> sentence.
 
-    Codes: `collapsed`, `at-chance`, `drift`, `stale`, `filling`. Empty when nothing is worth saying.
+    Codes: `collapsed`, `at-chance`, `drift`, `stale`, `filling`. Empty when nothing is worth saying. In English; the
+    same sentences stand in both languages in the texts of the report.
     """
+    texts = strings.load("report", "en")
+    return {code: texts[sentence_key(code)].format(**values) for code, values in finding_values(rows).items()}
+
+
+def sentence_key(code: str) -> str:
+    """The name of a finding's sentence in the texts of the report."""
+    return f"health_{code.replace('-', '_')}"
+
+
+def finding_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """What `findings` says as code -> the numbers in its sentence, as they are written."""
     if not rows:
         return {}
     told = {
@@ -296,7 +310,7 @@ def findings(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         "stale": _stale(rows[-1]),
         "filling": _filling(rows[-1]),
     }
-    return {code: text for code, text in told.items() if text}
+    return {code: values for code, values in told.items() if values is not None}
 
 
 def _low(row: Mapping[str, Any]) -> bool:
@@ -306,18 +320,15 @@ def _low(row: Mapping[str, Any]) -> bool:
     return bool(rank < min(COLLAPSED_RANK, row["rank_limit"] / 2) and width < COLLAPSED_SPREAD)
 
 
-def _collapsed(rows: Sequence[Mapping[str, Any]]) -> str:
+def _collapsed(rows: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
     """Both statistics low, twice running: one low reading may be a passing one."""
     if len(rows) < 2 or not (_low(rows[-2]) and _low(rows[-1])):
-        return ""
+        return None
     last = rows[-1]
-    return (
-        f"collapsed: effective rank {last['rank_z']:.1f} of {last['rank_limit']}, spread {last['spread_z']:.2f} of 1: "
-        "all images look nearly the same to the network. Lower --lr, raise --momentum, or check the views."
-    )
+    return {"rank": f"{last['rank_z']:.1f}", "limit": f"{last['rank_limit']}", "spread": f"{last['spread_z']:.2f}"}
 
 
-def _at_chance(rows: Sequence[Mapping[str, Any]], epochs: float = 3.0) -> str:
+def _at_chance(rows: Sequence[Mapping[str, Any]], epochs: float = 3.0) -> dict[str, str] | None:
     last = rows[-1]
     since = None
     for row in reversed(rows):
@@ -325,23 +336,20 @@ def _at_chance(rows: Sequence[Mapping[str, Any]], epochs: float = 3.0) -> str:
             break
         since = row["epoch"]
     if since is None or last["epoch"] - since < epochs:
-        return ""
-    return (
-        f"at chance for {last['epoch'] - since:.0f} epochs: loss {last['loss']:.2f}, chance {last['chance']:.2f}; "
-        "images are not told apart. Raise --lr or --warmup-epochs, or check that both views show the same image."
-    )
+        return None
+    return {
+        "epochs": f"{last['epoch'] - since:.0f}",
+        "loss": f"{last['loss']:.2f}",
+        "chance": f"{last['chance']:.2f}",
+    }
 
 
-def _drift(rows: Sequence[Mapping[str, Any]]) -> str:
+def _drift(rows: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
     """Below chance although keys of one batch can't be told apart: then it is the keys' age that is told."""
     if len(rows) < 2 or not all(_drifts(row) for row in rows[-2:]):
-        return ""
+        return None
     row = rows[-1]
-    return (
-        f"told apart by drift: the loss is {row['chance'] - row['loss']:.2f} below chance, yet only "
-        f"{row['batch_accuracy']:.1%} of the queries find their key within one batch: this step's keys are told from "
-        "older ones, not images from images. Lower --lr or raise --momentum."
-    )
+    return {"below": f"{row['chance'] - row['loss']:.2f}", "found": f"{row['batch_accuracy']:.1%}"}
 
 
 def _drifts(row: Mapping[str, Any]) -> bool:
@@ -352,20 +360,17 @@ def _drifts(row: Mapping[str, Any]) -> bool:
     return bool(below >= max(0.5, 0.1 * row["chance"]) and row["batch_accuracy"] <= 3 / row["probe"])
 
 
-def _stale(row: Mapping[str, Any]) -> str:
+def _stale(row: Mapping[str, Any]) -> dict[str, str] | None:
     if not row.get("staleness"):
-        return ""
+        return None
     age, cosine = row["staleness"][-1]
     if age == 0 or cosine >= STALE:
-        return ""
-    return (
-        f"keys are stale: cosine {cosine:.2f} at age {age:.0f}: what the queue holds is no longer what the key encoder "
-        "makes of the same view. Raise --momentum, or lower --lr or --queue-size."
-    )
+        return None
+    return {"cosine": f"{cosine:.2f}", "age": f"{age:.0f}"}
 
 
-def _filling(row: Mapping[str, Any]) -> str:
+def _filling(row: Mapping[str, Any]) -> dict[str, str] | None:
     fill, size = row.get("queue_fill"), row.get("queue_size")
     if not size or fill is None or fill >= size:
-        return ""
-    return f"queue still filling: {fill:,} of {size:,} keys; chance, and with it the loss, rises until it is full."
+        return None
+    return {"fill": f"{fill:,}", "size": f"{size:,}"}

@@ -13,6 +13,8 @@ from mocokit.evaluation.protocol import Ledger, plan_hash
 K_NEIGHBOURS = 20
 KNN_TEMPERATURE = 0.1
 MAX_BANK = 10_000
+CURVE = "curve during training"
+"""The purpose of the monitor's readings in the ledger."""
 Triple = tuple[float, float, float]
 
 
@@ -37,7 +39,7 @@ class Monitor:
     def __call__(self, encoder: Encoder, step: int) -> dict[str, float]:
         """kNN accuracy of h and z on the validation split: {"knn_h", "knn_z"} in 0..1."""
         held = self.data.split.val
-        self.ledger.record(split="val", purpose="curve during training", plan=self.plan, n=len(held), step=step)
+        self.ledger.record(split="val", purpose=CURVE, plan=self.plan, n=len(held), step=step, data=self.name)
         device = next(encoder.parameters()).device
         rows = np.concatenate([self.bank, held])
         found = extract(encoder, self.data.store, rows, size=self.size, mean=self.mean, std=self.std, device=device)

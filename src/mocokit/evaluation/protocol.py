@@ -214,10 +214,15 @@ class Ledger:
         """What to tell the user about a torn last line; None when there was none."""
         self.readings: list[dict[str, Any]] = self._read() if path.exists() else []
 
-    def record(self, *, split: str, purpose: str, plan: str, n: int, step: int) -> None:
-        """Append one reading of `n` labelled images of `split` at checkpoint `step`; `plan` is a `plan_hash`."""
+    def record(self, *, split: str, purpose: str, plan: str, n: int, step: int, data: str | None = None) -> None:
+        """Append one reading of `n` labelled images of `split` at checkpoint `step`; `plan` is a `plan_hash`.
+
+        data: the data's name, where the reader wants to find it again.
+        """
         utc = datetime.now(UTC).isoformat(timespec="seconds")
-        reading = {"utc": utc, "split": split, "purpose": purpose, "plan": plan, "n": n, "step": step}
+        reading: dict[str, Any] = {"utc": utc, "split": split, "purpose": purpose, "plan": plan, "n": n, "step": step}
+        if data is not None:
+            reading["data"] = data
         _append(self.path, to_json(reading, indent=None).rstrip("\n"))
         self.readings.append(reading)
 

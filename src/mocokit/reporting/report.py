@@ -8,9 +8,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from mocokit import strings
 from mocokit.reporting import charts
 from mocokit.reporting.charts import Series, course, thinned
 from mocokit.reporting.page import Speaker, read_template, render, spoken
+from mocokit.reporting.sentences import finding_sentence, saw_key, verdict_sentence
 
 VERSION = 1
 
@@ -143,6 +145,9 @@ def report_html(facts: Facts) -> str:
         scores=_scores(facts),
         readings=readings(facts.ledger),
         findings=_findings(facts, t),
+        verdict_sentence=verdict_sentence,
+        saw_key=saw_key,
+        load_zh=strings.load("report", "zh"),
         maps=_maps(facts),
         tone=_tone(facts),
         hours=_hours(facts),
@@ -313,15 +318,16 @@ def _scores(facts: Facts) -> list[dict[str, Any]]:
 def _findings(facts: Facts, t: Speaker) -> list[dict[str, Any]]:
     """What health found, newest first: the page's own word for its kind, when it was so, and the measured sentence."""
     spans: dict[str, dict[str, Any]] = {}
-    for row in facts.health:
-        for code, text in row.get("findings", {}).items():
+    for number, row in enumerate(facts.health):
+        for code in row.get("findings", {}):
             entry = spans.setdefault(code, {"code": code, "first": row["step"]})
-            entry |= {"last": row["step"], "text": text}
+            entry |= {"last": row["step"], "row": number}
     newest = facts.health[-1]["step"] if facts.health else None
     told = sorted(spans.values(), key=lambda one: -int(one["last"]))
     for one in told:
         key = f"finding_{one['code'].replace('-', '_')}"
         one["heading"] = t(key) if key in t.texts else one["code"]
+        one["said"] = finding_sentence(facts.health, one["row"], one["code"])
         one["now"] = one["last"] == newest
     return told
 

@@ -11,7 +11,7 @@ from mocokit import strings
 from mocokit.contrast.steps import STEPS
 from mocokit.reporting.page import embedded, read_template, render, spoken
 
-SCRIPTS = ("trace.js", "draw.js", "learn.js", "stepper.js")
+SCRIPTS = ("trace.js", "draw.js", "learn.js", "export.js", "stepper.js")
 
 
 def stepper_html(traces: Sequence[dict[str, Any]]) -> tuple[str, int]:

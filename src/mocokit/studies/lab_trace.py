@@ -18,8 +18,9 @@ from mocokit.data.generated_shapes import Shapes
 from mocokit.studies.setting import BATCH, LEARNING_RATE, Z_DIM, T
 from mocokit.training.distributed import Ranks
 from mocokit.training.state import TrainState
-from mocokit.training.trace import Pictured, Recorder, UInt8, recording
+from mocokit.training.trace import Recorder, recording
 from mocokit.training.trace_format import plan_windows
+from mocokit.training.trace_images import Pictured, UInt8
 
 
 class LabUpdate:
@@ -72,7 +73,7 @@ def lab_recorder(data: Shapes, seed: int, *, K: int, m: float, epochs: int) -> R
         return Pictured(f"shapes/{number}", None, to_pixels(torch.from_numpy(data.images[number : number + 1]))[0])
 
     return Recorder(
-        plan_windows("first,last", life=K / BATCH, total_steps=steps),
+        plan_windows("first,last", K=K, life=K / BATCH, total_steps=steps),
         contrast,
         source={"kind": "lab", "name": "LAB 07", "data": "shapes"},
         facts=facts,

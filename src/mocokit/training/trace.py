@@ -9,41 +9,27 @@ Shapes: N queries in the step, Q of them recorded in full, R of them in short, K
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from mocokit.contrast.batch_norm import batch_norms, statistics_untouched
 from mocokit.contrast.encoders import EncoderPair
 from mocokit.contrast.health import histogram
-from mocokit.contrast.key_queue import NO_ID, KeyQueue, Keys, join
+from mocokit.contrast.key_queue import KeyQueue, Keys, join
 from mocokit.contrast.losses import Contrast, same_source
 from mocokit.contrast.method import ContrastConfig
 from mocokit.contrast.parts import Gather, UpdateQuery, ViewPair, encode_keys, swapped
 from mocokit.training import trace_format as form
 from mocokit.training.state import TrainState
-
-UInt8 = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Pictured:
-    """What is known of an image: its name, its label where it has one, its pixels uint8 [h, w, 3]."""
-
-    name: str
-    label: str | None
-    pixels: UInt8
+from mocokit.training.trace_images import ImageTable, Pictured, UInt8
 
 
 class Updated(Protocol):
@@ -63,8 +49,8 @@ class Recorder:
     describe: what is known of images by their id; an id may be unknown. to_pixels: views [n, 3, s, s] as they were
     fed -> uint8 pictures [n, s, s, 3]. facts: further entries of the trace's `config`. source: its `source`. save: is
     given the whole trace whenever a window is complete, and at `close`. every_age: measure the staleness of followed
-    keys in every step of their life (a forward pass of f_k each time), not only in their last. earlier: the trace of
-    the run before it was resumed; its steps before `resumed_at` are kept.
+    keys in every step of their life (a forward pass of f_k each time), not only in their first and last. earlier: the
+    trace of the run before it was resumed; its steps before `resumed_at` are kept.
     """
 
     def __init__(
@@ -84,19 +70,18 @@ class Recorder:
         if not contrast.has_queue:
             raise ValueError(f"A trace follows keys through a queue, and {contrast.method} has none.")
         self.windows, self.contrast = windows, contrast
-        self.describe, self.to_pixels, self.save = describe, to_pixels, save
+        self.to_pixels, self.save = to_pixels, save
+        self.images = ImageTable(describe)
         self.every_age = every_age
         self.trace: dict[str, Any] = {
             "format": form.FORMAT,
             "version": form.VERSION,
             "source": source,
             "config": facts,
-            "images": [],
+            "images": self.images.entries,
             "projection": None,
             "windows": [],
         }
-        self._images: dict[int, int] = {}
-        self._pictures = 0
         self._basis: Tensor | None = None
         self._followed: list[_Followed] = []
         self._followed_now: list[_Followed] = []
@@ -111,8 +96,7 @@ class Recorder:
             window["steps"] = [step for step in window["steps"] if step["t"] < resumed_at]
         self.trace |= {name: earlier[name] for name in ("config", "images", "projection")}
         self.trace["windows"] = [window for window in earlier["windows"] if window["steps"]]
-        self._images = {int(image["id"]): number for number, image in enumerate(self.trace["images"])}
-        self._pictures = sum(len(image.get("thumb") or "") for image in self.trace["images"])
+        self.images.take_over(self.trace["images"])
         if self.trace["projection"] is not None:
             self._basis = torch.tensor(form.unpack(self.trace["projection"]["basis"], -1, 2).copy())
 
@@ -154,33 +138,6 @@ class Recorder:
         found.append({"name": window.name, "initial": watch.initial, "steps": []})
         return found[-1]
 
-    # ---------------------------------------------------------------------------------- images and projection
-
-    def image(self, number: int, *, picture: bool) -> int:
-        """The row of `images` of an image's id, made when it is new; -1 for no id. picture: worth a thumbnail."""
-        if number == NO_ID:
-            return -1
-        row = self._images.get(number)
-        if row is None:
-            row = self._images[number] = len(self.trace["images"])
-            self.trace["images"].append({"id": str(number)})
-        entry = self.trace["images"][row]
-        if picture and "thumb" not in entry and self._pictures < form.PICTURE_BYTES:
-            known = self.describe(number)
-            if known is not None:
-                entry |= {"name": known.name[:300], "label": known.label, "thumb": self.thumbnail(known.pixels)}
-        return row
-
-    def thumbnail(self, pixels: UInt8) -> str:
-        """A picture as a data URL, at most 32 px, PNG; counted against the bound of the file."""
-        image = Image.fromarray(pixels)
-        image.thumbnail((form.THUMBNAIL, form.THUMBNAIL), Image.Resampling.BOX)
-        buffer = io.BytesIO()
-        image.save(buffer, "PNG", compress_level=6)
-        text = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-        self._pictures += len(text)
-        return text
-
     def flat(self, vectors: Tensor) -> Tensor:
         """The two coordinates [n, 2] of unit vectors [n, D] in the projection that the whole trace uses."""
         if self._basis is None:
@@ -212,14 +169,19 @@ class Recorder:
         self._followed_now = list(self._followed)
         for one in self._followed_now:
             age = watch.number - one.birth
-            if self.every_age or age == one.life:
-                with statistics_untouched(watch.pair.key):
-                    now = join(encode_keys(watch.pair, one.parts)).vectors[: len(one.keys)]
-                cosines = F.cosine_similarity(one.keys.double(), now.double(), dim=1)
-                told.append({"birth": one.birth, "age": age, "cosines": [float(c) for c in cosines]})
+            if self.every_age or age in (0, one.life):
+                cosines = F.cosine_similarity(one.keys.double(), self._now(watch, one, keys).double(), dim=1)
+                told.append({"birth": one.birth, "age": age, "cosines": cosines.tolist()})
             if age >= one.life:
                 self._followed.remove(one)
         return told
+
+    def _now(self, watch: _Watch, one: _Followed, keys: Tensor) -> Tensor:
+        """The followed views by f_k as it is; in the step of their birth these are the step's own keys."""
+        if watch.number == one.birth:
+            return keys[: len(one.keys)]
+        with statistics_untouched(watch.pair.key):
+            return join(encode_keys(watch.pair, one.parts)).vectors[: len(one.keys)]
 
     def followed_rows(self, step: int) -> dict[int, Tensor]:
         """The dictionary rows of the followed keys that a step scores: birth -> rows, int64 [Q]."""
@@ -256,6 +218,7 @@ class _Watch:
         steps = sum(len(window.detailed) for window in recorder.windows)
         config.setdefault("Q", form.queries_in_full(steps, N, queue.K))
         self.full = config["Q"]
+        self.named = max(form.MAX_KEYS // max(steps, 1), form.MAX_ROWS)
         self.z: list[Tensor] = []
         self.gradients: list[Tensor] = []
         self.own: list[Keys] = []
@@ -263,8 +226,9 @@ class _Watch:
         self.row: dict[str, Any] = {"t": number, "detail": "full" if detailed else "light"}
         self.pointer, self.fill = queue.pointer, queue.fill
         self.initial = self._initial()
-        self.theta = {"start": self._distances()}
-        self.parameter = {"start": self._one_parameter()}
+        self.theta: dict[str, dict[str, float]] = {}
+        self.parameter: dict[str, list[float]] = {}
+        self._look("start")
 
     def _initial(self) -> dict[str, Any]:
         """The dictionary as the window finds it, oldest key first; births as [step, how many] in a row."""
@@ -282,7 +246,7 @@ class _Watch:
             "flat": None,
         }
         if 0 < self.fill <= 8192:
-            found["images"] = [self.recorder.image(i, picture=False) for i in self.queue.ids[rows].tolist()]
+            found["images"] = [self.recorder.images.row(i, picture=False) for i in self.queue.ids[rows].tolist()]
             found["flat"] = form.pack(self.recorder.flat(self.queue.vectors[rows]))
         return found
 
@@ -305,16 +269,11 @@ class _Watch:
 
     def update_query_(self, losses: Iterable[Contrast]) -> None:
         """The step's query update: performs it, and looks before and after."""
-        self.theta["keys"] = self._distances()
-        self.parameter["keys"] = self._one_parameter()
+        before = self._look("keys")
         keys = torch.cat([own.vectors for own in self.own])
         self.row["staleness"] = self.recorder.follow(self, keys)
-        before = [p.detach().clone() for p in self.pair.theta_q]
         self.update(losses)
-        moved = [p.detach() - b for p, b in zip(self.pair.theta_q, before, strict=True)]
-        self.theta["updated"] = self._distances()
-        self.parameter["updated"] = self._one_parameter()
-        self.row["moved"] = float(torch.nn.utils.get_total_norm(moved))
+        self.row["moved"] = float(_norm(self._look("updated").sub_(before)))
         if self.detailed or self.recorder.followed_rows(self.number):
             self._scores(keys)
 
@@ -345,38 +304,41 @@ class _Watch:
         if not self.detailed:
             return
         top = open_.topk(min(3, open_.shape[1]), 1)
-        probabilities = logits[:Q].softmax(1)
-        weighted = probabilities[:, :1] * k[:Q].double() + probabilities[:, 1:] @ dictionary.vectors.double()
-        gradient_q = (weighted - k[:Q].double()) / config.T
+        p = logits[:Q].softmax(1)
+        pulled = p[:, 1:].float() @ dictionary.vectors.float()  # sum p_i k_i over the negatives, [Q, D]
+        gradient_q = (pulled.double() - p[:, 1:].sum(1, keepdim=True) * k[:Q].double()) / config.T
         norms = torch.cat(self.z)[:Q].norm(dim=1)
         gradient_z = torch.cat(self.gradients)[:Q].norm(dim=1) * len(q_all)  # the loss is the mean over all queries
-        image = self.recorder.image
-        hard = [int(i) for i in dictionary.ids[top.indices[:Q].flatten()].tolist()]
+        image = self.recorder.images.row
+        negatives = np.subtract(histogram(cosines), histogram(cosines[masked])).tolist()
+        hard = dictionary.ids[top.indices[:Q].flatten()].tolist()
         for number in hard:
             image(number, picture=True)
-        images = torch.cat([part.ids for part in self.parts]).tolist()
+        images = torch.cat([part.ids for part in self.parts])[: self.named].tolist()
         part = self.parts[0]
         shown = min(Q, len(part.ids))
+        views = self.recorder.to_pixels(torch.cat([part.x_q[:shown], part.x_k[:shown]]))
+        pictures = [self.recorder.images.thumbnail(one) for one in views]
         self.row |= {
             "images": [image(i, picture=place < shown) for place, i in enumerate(images)],
-            "views_q": [self.recorder.thumbnail(p) for p in self.recorder.to_pixels(part.x_q[:shown])],
-            "views_k": [self.recorder.thumbnail(p) for p in self.recorder.to_pixels(part.x_k[:shown])],
+            "views_q": pictures[:shown],
+            "views_k": pictures[shown:],
             "dictionary": "batch" if first else "queue",
             "q": form.pack(q[:Q]),
             "k": form.pack(k[:Q]),
             "flat_q": form.pack(self._flat(q_all[:R], keys)),
-            "flat_k": form.pack(self._flat(keys, keys)),
-            "z_norm": [float(n) for n in norms],
+            "flat_k": form.pack(self._flat(keys[: self.named], keys)),
+            "z_norm": norms.tolist(),
             "positive": form.pack(positive),
-            "losses": [float(one) for one in losses],
+            "losses": losses.tolist(),
             "rank": (1 + (open_ > positive[:, None]).sum(1)).tolist(),
             "excluded": masked.sum(1).tolist(),
             "negatives": form.pack(cosines[:Q]),
             "masked": [one.nonzero()[:, 0].tolist() for one in masked[:Q]],
             "top": {"rows": top.indices.tolist(), "cosines": form.pack(top.values.clamp_min(-2))},
-            "histogram": {"positives": histogram(positive), "negatives": histogram(cosines[~masked])},
-            "gradient_q": [float(g) for g in gradient_q.norm(dim=1)],
-            "gradient_z": [float(g) for g in gradient_z],
+            "histogram": {"positives": histogram(positive), "negatives": negatives},
+            "gradient_q": gradient_q.norm(dim=1).tolist(),
+            "gradient_z": gradient_z.tolist(),
         }
 
     def _followed(
@@ -385,21 +347,23 @@ class _Watch:
         """What the recorded queries made of each followed key: its probability (mean, highest) and best rank."""
         told = []
         for birth, rows in self.recorder.followed_rows(self.number).items():
-            for place, row in enumerate(rows.tolist()):
-                free = ~masked[:, row]
-                if not bool(free.any()):
+            free = ~masked[:, rows]
+            columns = cosines[:, rows]
+            p = (columns.double() / self.recorder.contrast.T - sums[:, None]).exp() * free
+            queries, summed, highest = free.sum(0).tolist(), p.sum(0).tolist(), p.amax(0).tolist()
+            for place, (count, total, high) in enumerate(zip(queries, summed, highest, strict=True)):
+                if not count:
                     continue
-                column = cosines[free, row]
-                p = (column.double() / self.recorder.contrast.T - sums[free]).exp()
-                rank = 1 + (open_[free] > column[:, None]).sum(1) + (positive[free] > column)
+                column = columns[:, place]
+                above = torch.count_nonzero(open_ > column[:, None], dim=1) + (positive > column)
                 told.append(
                     {
                         "birth": birth,
                         "place": place,
-                        "queries": int(free.sum()),
-                        "mean_p": float(p.mean()),
-                        "max_p": float(p.max()),
-                        "best_rank": int(rank.min()),
+                        "queries": count,
+                        "mean_p": total / count,
+                        "max_p": high,
+                        "best_rank": 1 + int(above[free[:, place]].min()),
                     }
                 )
         return told
@@ -410,8 +374,7 @@ class _Watch:
 
     def finish(self, m: float) -> dict[str, Any]:
         """The step is over: what the EMA and the queue did."""
-        self.theta["end"] = self._distances()
-        self.parameter["end"] = self._one_parameter()
+        self._look("end")
         entered = sum(len(keys) for keys in self.everyone)
         leaving = max(self.fill + entered - self.queue.K, 0)
         still = [p for p in self.pair.theta_k if p.grad is not None or p.requires_grad]
@@ -438,25 +401,31 @@ class _Watch:
         return self.row
 
     @torch.no_grad()
-    def _distances(self) -> dict[str, float]:
-        q, k = [p.detach() for p in self.pair.theta_q], self.pair.theta_k
-        norm = torch.nn.utils.get_total_norm
-        apart = [a - b for a, b in zip(q, k, strict=True)]
-        return {"q": float(norm(q)), "k": float(norm(k)), "apart": float(norm(apart))}
+    def _look(self, moment: str) -> Tensor:
+        """Both networks' norms and how far they are apart, at one of a step's moments. Gives theta_q [P] as it is now.
 
-    def _one_parameter(self) -> list[float]:
-        """One weight of f_q and the same of f_k, the first of the first layer: the EMA can be checked on it by hand."""
-        return [float(self.pair.theta_q[0].detach().flatten()[0]), float(self.pair.theta_k[0].flatten()[0])]
+        Also one weight of each, the first of the first layer: the EMA can be checked on it by hand.
+        """
+        q = torch.cat([p.detach().flatten() for p in self.pair.theta_q])
+        k = torch.cat([p.flatten() for p in self.pair.theta_k])
+        self.parameter[moment] = [float(q[0]), float(k[0])]
+        norms = torch.stack([_norm(q), _norm(k), _norm(k.sub_(q))]).tolist()
+        self.theta[moment] = dict(zip(("q", "k", "apart"), norms, strict=True))
+        return q
 
+    @torch.no_grad()
     def _layers(self) -> list[dict[str, Any]]:
         """How far f_k's layers are from f_q's, at most 24 of those with a weight matrix."""
         named = [(name, p) for name, p in self.pair.query.named_parameters() if p.requires_grad]
-        rows = [
-            {"name": name, "apart": float((p.detach() - k).norm()), "norm": float(p.detach().norm())}
-            for (name, p), k in zip(named, self.pair.theta_k, strict=True)
-            if p.ndim > 1
-        ]
-        return rows if len(rows) <= 24 else [rows[i] for i in np.linspace(0, len(rows) - 1, 24).astype(int)]
+        wide = [(name, q, k) for (name, q), k in zip(named, self.pair.theta_k, strict=True) if q.ndim > 1]
+        if len(wide) > 24:
+            wide = [wide[i] for i in np.linspace(0, len(wide) - 1, 24).astype(int)]
+        names = [name for name, _, _ in wide]
+        q: list[Tensor] = [one for _, one, _ in wide]
+        k: list[Tensor] = [one for _, _, one in wide]
+        norms = torch.stack(torch._foreach_norm(q)).tolist()
+        apart = torch.stack(torch._foreach_norm(torch._foreach_sub(q, k))).tolist()
+        return [{"name": name, "apart": a, "norm": n} for name, a, n in zip(names, apart, norms, strict=True)]
 
     def _bn_apart(self) -> float | None:
         """How far the running means of f_q and f_k are apart; None without batch norm. No EMA moves them."""
@@ -466,7 +435,13 @@ class _Watch:
             for q, k in pairs
             if q.running_mean is not None and k.running_mean is not None
         ]
-        return float(torch.nn.utils.get_total_norm(apart)) if apart else None
+        return float(_norm(torch.cat(apart))) if apart else None
+
+
+def _norm(flat: Tensor) -> Tensor:
+    """The Euclidean norm of float32 [P], in parts: summed as one, float32 loses the fourth digit of ten million."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(torch.split(flat, 1 << 14))))
+    return norm
 
 
 @contextlib.contextmanager

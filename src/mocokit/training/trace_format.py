@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,17 @@ MAX_QUERIES = 4
 """At most so many queries of a step are recorded in full: their cosine with every key of the dictionary."""
 MAX_ROWS = 64
 """At most so many queries of a step are recorded with their positive, loss, rank and hardest keys."""
+MAX_KEYS = 10_240
+"""Of so many keys, over all steps in detail, image and place on the plane are recorded: the first ones of each step."""
 MAX_STEPS = 400
 """A window has at most so many steps: a whole life of 256 steps (65,536 keys, 256 a step) fits, with room."""
 DETAILED = 36
-"""A window of more steps than this is recorded in detail at its start, middle and end, and lightly in between."""
+"""A window of more steps than this is recorded in detail at its start, middle and end, and lightly in between.
+
+Of a long dictionary it is fewer: as many as hold one query's cosines with all keys within `COSINE_BYTES`."""
 COSINE_BYTES, PICTURE_BYTES, THUMBNAIL = 1_400_000, 600_000, 32
 """Bounds of a trace file, in bytes of base64; the longer side of its pictures in pixels."""
+BYTES_A_COSINE = 4 * 4 / 3
 MAX_FILE_BYTES = 8_000_000
 """A file longer than this is no trace of ours and is not read."""
 
@@ -45,12 +51,13 @@ class Window:
     detailed: frozenset[int]
 
 
-def plan_windows(text: str, *, life: float, total_steps: int) -> list[Window]:
+def plan_windows(text: str, *, K: int, life: float, total_steps: int, filled: bool = False) -> list[Window]:
     """The windows that `--trace` asks for, ascending and apart.
 
     text: `first` (from the first step through a key's whole life to its eviction), `full` (around the step that fills
     the queue), `last`, a step `120`, steps `100-120`, or several with commas. life: steps that a key stays in the
-    queue, K / keys of a step. Raises UsageError naming the word that can't be read or lies outside the run.
+    queue of K, K / keys of a step. filled: the queue starts full. Raises UsageError naming the word that can't be read
+    or lies outside the run.
     """
     length = math.ceil(life) + 2
     if length > MAX_STEPS:
@@ -70,7 +77,27 @@ def plan_windows(text: str, *, life: float, total_steps: int) -> list[Window]:
     total = sum(window.stop - window.start for window in apart)
     if total > 2 * MAX_STEPS:
         raise UsageError(f"--trace {text} covers {total} steps; at most {2 * MAX_STEPS} are recorded. Name fewer.")
-    return [Window(w.name, w.start, w.stop, _detailed(w.start, w.stop, DETAILED // len(apart))) for w in apart]
+    return _in_detail(apart, lambda t: BYTES_A_COSINE * (K if filled else min(t * K / life, K)))
+
+
+def _in_detail(windows: list[Window], cost: Callable[[int], float]) -> list[Window]:
+    """The windows with their steps in detail chosen, within `DETAILED` and, with `cost` bytes a step, `COSINE_BYTES`.
+
+    What room is left goes to the earliest steps, whose dictionary is short.
+    """
+    chosen: list[set[int]] = []
+    for count in range(DETAILED // len(windows), -1, -1):
+        chosen = [_detailed(w.start, w.stop, count) for w in windows]
+        room = COSINE_BYTES - sum(cost(t) for steps in chosen for t in steps)
+        if room >= 0:
+            break
+    left = DETAILED - sum(len(steps) for steps in chosen)
+    for window, steps in zip(windows, chosen, strict=True):
+        for t in range(window.start, window.stop):
+            if left > 0 and t not in steps and cost(t) <= room:
+                steps.add(t)
+                room, left = room - cost(t), left - 1
+    return [Window(w.name, w.start, w.stop, frozenset(steps)) for w, steps in zip(windows, chosen, strict=True)]
 
 
 def _bounds(word: str, length: int, life: int, total_steps: int) -> tuple[int, int, str]:
@@ -93,18 +120,20 @@ def _bounds(word: str, length: int, life: int, total_steps: int) -> tuple[int, i
     return start, last + 1, word
 
 
-def _detailed(start: int, stop: int, count: int) -> frozenset[int]:
+def _detailed(start: int, stop: int, count: int) -> set[int]:
     """All steps of a short window; else as many at the start, in the middle and at the end as make `count`."""
-    if stop - start <= max(count, 3):
-        return frozenset(range(start, stop))
-    third = max(count // 3, 1)
+    if stop - start <= count:
+        return set(range(start, stop))
+    if count < 3:
+        return set(range(stop - count, stop))
+    third = count // 3
     middle = (start + stop - third) // 2
-    return frozenset([*range(start, start + third), *range(middle, middle + third), *range(stop - third, stop)])
+    return {*range(start, start + third), *range(middle, middle + third), *range(stop - third, stop)}
 
 
 def queries_in_full(detailed: int, N: int, K: int) -> int:
     """How many queries of a step fit the size bound in full, 1 to 4; N queries a step, K keys."""
-    room = COSINE_BYTES / (max(detailed, 1) * K * 4 * 4 / 3)
+    room = COSINE_BYTES / (max(detailed, 1) * K * BYTES_A_COSINE)
     return int(max(1, min(MAX_QUERIES, N, room)))
 
 

@@ -27,8 +27,9 @@ from mocokit.training.loop import QueryUpdate, micro_batches
 from mocokit.training.optim import OptimConfig, build_optimizer
 from mocokit.training.precision import num_threads
 from mocokit.training.state import TrainState
-from mocokit.training.trace import Pictured, Recorder, UInt8, recording
+from mocokit.training.trace import Recorder, recording
 from mocokit.training.trace_format import Window
+from mocokit.training.trace_images import Pictured, UInt8
 
 K, D, STEPS, SEED = 4, 2, 12, 5
 SIDE = 16

@@ -66,9 +66,9 @@ function encodersDrawing(on, row, model) {
     arrow(224, 192, 300, 192, "flow" + (on === "k" ? " on" : "")), text(306, 197, "k", { "class": "label big" }),
     arrow(157, 80, 157, 160, "ema" + (on === "ema" ? " on" : "")), text(166, 125, "EMA  m = " + short(row.m), {}),
     arrow(300, 62, 226, 62, "gradient" + (on === "backward" || on === "optimiser" ? " on" : "")), text(232, 82, "∂L/∂θq", {}),
-    text(232, 222, "∂L/∂θk: ∅", { "class": "label none" }), text(6, 232, say("none_stamp"), { "class": "label none" })
+    text(232, 226, "∂L/∂θk: ∅", { "class": "label none" }), text(6, 242, say("none_stamp"), { "class": "label none" })
   ];
-  return shape(340, 240, say("card_encoders"), say("desc_encoders"), parts);
+  return shape(340, 250, say("card_encoders"), say("desc_encoders"), parts);
 }
 // The vectors on the plane that the whole trace uses; with two dimensions these are the vectors themselves.
 function planeDrawing(model, n, query, on) {
@@ -81,15 +81,39 @@ function planeDrawing(model, n, query, on) {
   function at(p) { return [c + p[0] / reach * r, c - p[1] / reach * r]; }
   items.push(svg("line", { x1: c - r, x2: c + r, y1: c, y2: c, "class": "axis" }), svg("line", { x1: c, x2: c, y1: c - r, y2: c + r, "class": "axis" }));
   if (D2) items.push(svg("circle", { cx: c, cy: c, r: r, "class": "axis" }));
+  var k = at([kf[2 * query], kf[2 * query + 1]]), a = at([q[2 * query], q[2 * query + 1]]), named = [{ at: k, text: "k₊", big: true }, { at: a, text: "q", big: true }], marks = [k, a];
   points.forEach(function (p, i) {
     if (!p) return;
-    var a = at(p);
-    items.push(svg("rect", { x: a[0] - 4, y: a[1] - 4, width: 8, height: 8, "class": "dot negative" }), i < 5 ? text(a[0] > size - 50 ? a[0] - 44 : a[0] + 7, a[1] - 4 + (i % 3) * 7, model.name(near[i].key), {}) : null);
+    var b = at(p);
+    marks.push(b);
+    items.push(svg("rect", { x: b[0] - 4, y: b[1] - 4, width: 8, height: 8, "class": "dot negative" }));
+    if (named.length < 7) named.push({ at: b, text: model.name(near[i].key) });
   });
-  var k = at([kf[2 * query], kf[2 * query + 1]]), a = at([q[2 * query], q[2 * query + 1]]);
-  items.push(svg("polygon", { points: [[k[0], k[1] - 7], [k[0] + 7, k[1] + 6], [k[0] - 7, k[1] + 6]].map(function (p) { return p.join(","); }).join(" "), "class": "dot positive" }), text(k[0] > size - 40 ? k[0] - 34 : k[0] + 9, k[1] + 14, "k₊", { "class": "label big" }));
-  items.push(svg("circle", { cx: a[0], cy: a[1], r: 6, "class": "dot query" }), text(a[0] - 16, a[1] - 8, "q", { "class": "label big" }));
-  return shape(size, size, say("card_plane"), say("desc_plane"), items);
+  items.push(svg("polygon", { points: [[k[0], k[1] - 7], [k[0] + 7, k[1] + 6], [k[0] - 7, k[1] + 6]].map(function (p) { return p.join(","); }).join(" "), "class": "dot positive" }));
+  items.push(svg("circle", { cx: a[0], cy: a[1], r: 6, "class": "dot query" }));
+  return shape(size, size, say("card_plane"), say("desc_plane"), items.concat(labels(named, marks, size)));
+}
+// Names beside their marks: each at the nearest of 48 places where it covers no mark and no other name, with a line
+// to its mark where that is not close by. The same names and marks are always placed the same.
+function labels(named, marks, size) {
+  var taken = marks.map(function (p) { return [p[0] - 7, p[1] - 7, p[0] + 7, p[1] + 7]; }), out = [];
+  function free(box) {
+    return box[0] >= 0 && box[1] >= 0 && box[2] <= size && box[3] <= size && taken.every(function (t) { return box[2] <= t[0] || t[2] <= box[0] || box[3] <= t[1] || t[3] <= box[1]; });
+  }
+  named.forEach(function (one) {
+    var w = one.text.length * (one.big ? 10.5 : 7.2) + 2, h = one.big ? 18 : 13, found = null;
+    for (var i = 0; i < 48 && !found; i++) {
+      var angle = (i % 8) * Math.PI / 4 - Math.PI / 4, far = 10 + Math.floor(i / 8) * 13;
+      var x = one.at[0] + Math.cos(angle) * (far + w / 2), y = one.at[1] + Math.sin(angle) * (far + h / 2);
+      var box = [x - w / 2, y - h / 2, x + w / 2, y + h / 2];
+      if (free(box)) found = { box: box, x: x, y: y, far: far };
+    }
+    if (!found) return; // no room: the table has it
+    taken.push(found.box);
+    if (found.far > 10) out.push(svg("line", { x1: one.at[0], y1: one.at[1], x2: Math.min(Math.max(one.at[0], found.box[0]), found.box[2]), y2: Math.min(Math.max(one.at[1], found.box[1]), found.box[3]), "class": "leader" }));
+    out.push(text(found.x, found.y + (one.big ? 6 : 4), one.text, { "class": one.big ? "label big" : "label", "text-anchor": "middle" }));
+  });
+  return out;
 }
 // Softmax as horizontal bars: the positive, the hardest negatives, all the others together.
 function softmaxDrawing(model, result, count) {

@@ -115,6 +115,7 @@ function drawModes() {
     button(say("print"), say("print"), function () { window.print(); }, { id: "mode-print" }),
     button(say("copy_link"), say("copy_link"), copyLink, { id: "mode-link" }),
     button("CSV", say("csv"), csv, { id: "mode-csv" }),
+    button("PNG", say("png"), png, { id: "mode-png" }),
     button("?", say("help"), help, { id: "mode-help" })
   ]);
 }
@@ -349,9 +350,7 @@ function csv() {
   }
   walk("", Object.fromEntries(Object.entries(s).filter(function (e) { return ["decoded", "decodedFlat"].indexOf(e[0]) < 0; })));
   if (m.detailed(state.n)) m.recompute(state.n, state.query, m.config.T, null).bars.forEach(function (b) { lines.push("cosine." + m.name(b.key) + "," + b.cosine, "p." + m.name(b.key) + "," + b.p); });
-  var link = el("a", { href: URL.createObjectURL(new Blob([lines.join("\n") + "\n"], { type: "text/csv" })), download: "step-" + s.t + ".csv" });
-  link.click();
-  URL.revokeObjectURL(link.href);
+  download("step-" + s.t + ".csv", new Blob([lines.join("\n") + "\n"], { type: "text/csv" }));
 }
 function help() {
   var keys = [["← →", "next_sub"], ["Shift ← →", "next_step"], ["Home End", "ends"], ["Space", "play"], ["k", "follow"], ["t", "temperature_word"], ["l", "learn"], ["?", "help"], ["Esc", "close"]];
