@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mocokit.data.generated_videos import GENERATED_VIDEOS
+from mocokit.data.generated_videos import GENERATED_VIDEOS, generated_name
 from mocokit.data.index import SampleIndex, make_index
 from mocokit.data.manifest import Columns, read_csv, read_list
 from mocokit.data.randomness import sample_id
@@ -96,12 +96,12 @@ def open_videos(
     label_column: str | None = None,
     group_column: str | None = None,
     root: str | os.PathLike[str] | None = None,
-    seed: int = 0,
     limits: VideoLimits | None = None,
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> VideoSet:
-    """Open a folder of videos, a manifest (.csv, .txt), one video file, or the generated set `moving-shapes`.
+    """Open a folder of videos, a manifest (.csv, .txt), one video file, or the generated set `moving-shapes`
+    (`moving-shapes-7` is that of seed 7).
 
     Labels, splits and groups come as for pictures (`open_source`): from the folders' names or the table's columns.
     `split` keeps one split. `label_column` also chooses among the labels of the generated set. workers: files looked
@@ -111,10 +111,10 @@ def open_videos(
     without PyAV (the generated set needs none).
     """
     columns = Columns(label=label_column, group=group_column)
-    if str(spec) in GENERATED_VIDEOS:
+    if (made := generated_name(str(spec))) is not None:
         if group_column is not None or root is not None:
             raise UsageError(f"The generated set {spec} has no table: leave out group_column and root.")
-        found = _generated(str(spec), seed, label_column)
+        found = _generated(str(spec), made, label_column)
     else:
         found = _open_files(Path(spec), columns, root, limits or VideoLimits(), workers, progress)
     return found if split is None else found.subset(found.index.rows_of(split))
@@ -122,7 +122,7 @@ def open_videos(
 
 def holds_videos(spec: str) -> bool:
     """Whether the name is that of videos and not of pictures: a generated set, a video, a folder or list with some."""
-    if spec in GENERATED_VIDEOS:
+    if generated_name(spec) is not None:
         return True
     path = Path(spec)
     plain = tuple(extension for extension in VIDEO_EXTENSIONS if extension != ".gif")  # a GIF is a picture as well
@@ -140,8 +140,8 @@ def is_video_file(path: Path) -> bool:
     return path.suffix.lower() in VIDEO_EXTENSIONS
 
 
-def _generated(name: str, seed: int, label: str | None) -> VideoSet:
-    made = GENERATED_VIDEOS[name](seed)
+def _generated(name: str, which: tuple[str, int], label: str | None) -> VideoSet:
+    made = GENERATED_VIDEOS[which[0]](which[1])
     if label is not None:
         made = made.labelled_by(label)
     table = FrameTable(
