@@ -177,11 +177,12 @@ def evaluate_frozen(
         found = video_contenders(runs, data, bank, random_seeds=seeds, device=device, say=say)
     else:
         found = contenders(runs, data, bank, random_seeds=seeds, named=named, cache=cache, device=device, say=say)
+    judged = "videos" if isinstance(data, VideoData) else "images"
     labels = data.index.labels
     groups = data.index.groups[test] if (data.index.groups[test] >= 0).any() else None
     verdicts, tables, correct = {}, {}, {}
     for classifier in plan.classifiers:
-        say(f"{CLASSIFIERS[classifier]} on {len(test)} test images, {_budget(plan, len(bank))}")
+        say(f"{CLASSIFIERS[classifier]} on {len(test)} test {judged}, {_budget(plan, len(bank))}")
         answers = answer_features(
             {**found.runs, **found.baselines},
             shuffled(labels[bank], plan.shuffle_seed) if plan.shuffle_labels else labels[bank],
@@ -195,7 +196,7 @@ def evaluate_frozen(
             runs=len(runs),
         )
         right = {method: one.right(labels[test]) for method, one in answers.items()}
-        verdicts[classifier] = _verdict(classifier, plan, found, right, runs, groups)
+        verdicts[classifier] = _verdict(classifier, plan, found, right, runs, groups, judged)
         correct[classifier] = right
         tables[classifier] = {
             method: score(one, labels[test], n_classes=data.n_classes, groups=groups) for method, one in answers.items()
@@ -240,6 +241,7 @@ def _verdict(
     right: dict[str, Floats],
     runs: Sequence[Run],
     groups: Ints | None,
+    judged: str,
 ) -> Verdict:
     return decide(
         {name: matrix for name, matrix in right.items() if name in found.baselines or name == plan.readout},
@@ -253,6 +255,7 @@ def _verdict(
         labels_per_class=plan.labels_per_class,
         groups=groups,
         not_run=found.not_run,
+        judged=judged,
     )
 
 

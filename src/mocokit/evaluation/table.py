@@ -28,7 +28,7 @@ def table_and_verdict(result: FrozenResult) -> str:
     for one in result.verdict.baselines:
         if not one.ran:
             lines.append(f"{one.name} was not run: {one.why_not}.")
-    lines.append(f"Pretraining saw the test images: {result.pretraining}.")
+    lines.append(f"Pretraining saw the test {result.verdict.judged}: {result.pretraining}.")
     lines.append(f"The test split has been read {result.test_readings} time(s) for this run.")
     if result.counterfactual:
         lines.append(before_and_after_table(result.counterfactual).rstrip("\n"))

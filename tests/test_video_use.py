@@ -1,0 +1,142 @@
+"""Runs on clips in use: few-label fine-tuning by video and its classifier."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mocokit import api
+from mocokit.data.clip_views import moved_view
+from mocokit.data.videos import open_videos
+from mocokit.data.views import ViewConfig, make_views
+from mocokit.errors import UsageError
+from mocokit.evaluation.labelled_videos import VideoData, open_labelled_videos
+from mocokit.evaluation.tuned_folder import load_tuned
+from mocokit.evaluation.tuning import TuneSettings, mean_by
+from mocokit.evaluation.video_overlap import video_overlap
+from mocokit.training.run import load_run
+from tests.clips import write_motion
+from tests.test_motion import OPTIONS
+
+CLIPS = {"video": "clips", "clip_frames": 6, "backbone": "small-3d-4-8", "max_gap": 0.5}
+FAST = TuneSettings(steps=3, lr=(0.001,), batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 videos of 16 frames and a broken one."""
+    return write_motion(tmp_path_factory.mktemp("use"), per_class=10)
+
+
+@pytest.fixture(scope="module")
+def clip_run(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "clips"
+    api.pretrain(videos, out, **{**CLIPS, **OPTIONS, "epochs": 1})  # type: ignore[arg-type]
+    return out
+
+
+@pytest.fixture(scope="module")
+def labelled(videos: Path, clip_run: Path) -> VideoData:
+    return open_labelled_videos(str(videos), load_run(clip_run).config.data, size=16)
+
+
+@pytest.fixture(scope="module")
+def tuned(videos: Path, clip_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("tuned") / "ft"
+    api.finetune(clip_run, videos, out, labels_per_class="2,all", draws=1, settings=FAST, quiet=True)
+    return out
+
+
+def test_logits_are_averaged_by_video() -> None:
+    logits, place = torch.randn(7, 3), np.array([0, 2, 2, 1, 0, 2, 1])
+    expected = np.stack([logits.numpy()[place == video].mean(0) for video in range(3)])
+    assert np.allclose(mean_by(logits, place, 3).numpy(), expected, atol=1e-6)
+    assert mean_by(logits, place, 4)[3].tolist() == [0, 0, 0]
+
+
+def test_a_moved_clip_is_its_frames_moved_alike() -> None:
+    config = ViewConfig(size=16, flip=0.5, rotation=8.0, zoom=(0.95, 1.15), shift=0.05)
+    clip = torch.randint(0, 256, (3, 3, 4, 24, 24), dtype=torch.uint8)
+    extents, ids = torch.full((3, 2), 24), np.array([5, 6, 7])
+    moved = moved_view(config, clip, extents, ids, seed=1, epoch=2, view=3)
+    assert moved.shape == (3, 3, 4, 16, 16)
+    for t in range(4):
+        alone = make_views(config, clip[:, :, t].contiguous(), extents, ids, seed=1, epoch=2, views=(3,))[0]
+        assert torch.equal(moved[:, :, t], alone)
+
+
+def test_labels_and_splits_are_of_videos(labelled: VideoData, tuned: Path, clip_run: Path) -> None:
+    result = api.finetune(
+        clip_run, tuned_data(labelled), tuned, labels_per_class="2,all", draws=1, settings=FAST, quiet=True
+    )
+    bank = len(labelled.split.train) + len(labelled.split.val)
+    assert result.values["n_test"] == len(labelled.split.test)
+    assert {point["labels"] for point in result.points} == {4, bank}
+    assert f"{len(labelled.split.test)} test videos" in result.table
+    assert result.values["pretraining_saw_test_images"].startswith("yes: pretraining used all test videos")
+    rows, place = labelled.of(labelled.split.test)
+    assert len(rows) > len(labelled.split.test) == len(np.unique(place))
+
+
+def tuned_data(labelled: VideoData) -> Path:
+    """The folder that the labelled videos lie in."""
+    assert labelled.videos.file is not None
+    return labelled.videos.file(0).parent.parent
+
+
+def test_a_classifier_of_clips_says_the_mean_over_a_video(
+    videos: Path, tuned: Path, labelled: VideoData, tmp_path: Path
+) -> None:
+    found = api.predict(tuned, videos, tmp_path / "p.csv", quiet=True)
+    assert (found.images, found.unreadable, sum(found.counts.values())) == (21, 1, 20)
+    with (tmp_path / "p.csv").open() as stream:
+        rows = {row["path"]: row for row in csv.DictReader(stream)}
+    assert (rows["broken.mp4"]["class"], rows["broken.mp4"]["probability"]) == ("", "")
+    model, clips = load_tuned(tuned), labelled.clips
+    assert clips is not None
+    mean, std = (torch.tensor(one)[None, :, None, None, None] for one in (model.mean, model.std))
+    for video in (0, 13):
+        mine = labelled.of(np.array([video]))[0]
+        pixels, extents = clips.batch(mine)
+        height, width = extents[0].tolist()
+        with torch.inference_mode():
+            x = torch.stack([whole_view(clip[:, :, :height, :width], model.size) for clip in pixels])
+            chance = torch.softmax(model.model((x - mean) / std).double().mean(0) / model.temperature, 0)
+        row = rows[labelled.index.names[video]]
+        assert row["class"] == model.class_names[int(chance.argmax())]
+        assert float(row["probability"]) == pytest.approx(float(chance.max()), abs=2e-3)
+
+
+def whole_view(clip: torch.Tensor, size: int) -> torch.Tensor:
+    """[3, T, size, size] of a clip uint8 [3, T, H, W]: the middle square, shrunk by torch's own antialiased resize."""
+    side = min(clip.shape[2:])
+    top, left = (clip.shape[2] - side) // 2, (clip.shape[3] - side) // 2
+    square = clip[:, :, top : top + side, left : left + side].float().transpose(0, 1) / 255
+    return F.interpolate(square, (size, size), mode="bilinear", antialias=True).transpose(0, 1)
+
+
+def test_what_a_classifier_of_clips_can_not_read_is_named(tuned: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Name a folder of videos"):
+        api.predict(tuned, "digits", tmp_path / "p.csv", quiet=True)
+
+
+def test_videos_that_changed_since_the_training_are_not_compared(videos: Path, clip_run: Path, tmp_path: Path) -> None:
+    run = load_run(clip_run)
+    data = open_labelled_videos(str(videos), run.config.data, size=16)
+    assert video_overlap([run], data).by_content == len(data.split.test)
+    victim = videos / "right" / "00.mp4"
+    before = victim.read_bytes()
+    try:
+        victim.write_bytes((videos / "right" / "01.mp4").read_bytes())
+        again = open_labelled_videos(str(videos), run.config.data, size=16)
+        found = video_overlap([run], again)
+    finally:
+        victim.write_bytes(before)
+    assert found.by_content is None
+    assert found.text == "unknown: the videos of the pretraining were changed since, so they were not compared"
+    assert open_videos(videos).index.names[0].startswith("jump")
