@@ -8,19 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn import functional as F
 
 from mocokit import api
+from mocokit.contrast.encoders import EncoderConfig, build_encoder
 from mocokit.data.clip_views import moved_view
 from mocokit.data.videos import open_videos
 from mocokit.data.views import ViewConfig, make_views
-from mocokit.errors import UsageError
+from mocokit.errors import DataError, UsageError
 from mocokit.evaluation.labelled_videos import VideoData, open_labelled_videos
 from mocokit.evaluation.tuned_folder import load_tuned
 from mocokit.evaluation.tuning import TuneSettings, mean_by
 from mocokit.evaluation.video_overlap import video_overlap
+from mocokit.exporting import formats
+from mocokit.exporting.blueprint import backbone_tensors, blueprint_of
 from mocokit.training.run import load_run
 from tests.clips import write_motion
+from tests.test_exporting import read_as_a_stranger
 from tests.test_motion import OPTIONS
 
 CLIPS = {"video": "clips", "clip_frames": 6, "backbone": "small-3d-4-8", "max_gap": 0.5}
@@ -140,3 +145,65 @@ def test_videos_that_changed_since_the_training_are_not_compared(videos: Path, c
     assert found.by_content is None
     assert found.text == "unknown: the videos of the pretraining were changed since, so they were not compared"
     assert open_videos(videos).index.names[0].startswith("jump")
+
+
+# ------------------------------------------------------------------------------------------------------- export
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("photo") / "photo.png"
+    Image.fromarray(np.random.default_rng(3).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+@pytest.mark.parametrize("format", ["safetensors", "onnx"])
+def test_an_exported_encoder_of_clips_computes_the_same_elsewhere(
+    clip_run: Path, photo: Path, tmp_path: Path, format: str
+) -> None:
+    done = api.export(clip_run, format, tmp_path / "e", head=True, quiet=True)
+    assert (done.parity.what, done.parity.images) == ("clips", 32)
+    found, _ = read_as_a_stranger(tmp_path / "e", photo, "mocokit", tmp_path / "out.npz")
+    mine = api.load(clip_run)
+    frames = [Image.open(photo).rotate(90 * t) for t in range(6)]
+    with torch.inference_mode():
+        h = mine(mine.transform_clip(frames)[None]).numpy()
+        backwards = mine(mine.transform_clip(frames[::-1])[None]).numpy()
+    assert np.allclose(found["h"], h, atol=1e-4)
+    assert np.abs(found["h"] - backwards).max() > 10 * np.abs(found["h"] - h).max()
+    assert found["z"].shape == (1, 8)
+    assert "Pillow images, frames of one video in order" in (tmp_path / "e" / "README.md").read_text()
+
+
+def test_formats_without_clips_say_which_have_them(clip_run: Path, tmp_path: Path) -> None:
+    for format in ("timm", "torchvision"):
+        with pytest.raises(UsageError, match=r"reads clips\. Use --format safetensors, hf or onnx"):
+            api.export(clip_run, format, tmp_path / format, quiet=True)
+
+
+def test_a_tuned_encoder_of_clips_is_exported_too(tuned: Path, tmp_path: Path) -> None:
+    done = api.export(tuned, "hf", tmp_path / "e", quiet=True)
+    assert done.parity.source == "moving-shapes"
+    assert (tmp_path / "e" / "model.py").exists()
+
+
+@pytest.mark.parametrize("name", ["r3d_18", "small-3d-4-6-8", "small-cnn-4-8"])
+def test_a_backbone_of_clips_is_rebuilt_by_its_own_library(name: str) -> None:
+    config = EncoderConfig(backbone=name, dim=8, clip=4)
+    encoder = build_encoder(config, image_size=16, seed=0).eval()
+    blueprint = blueprint_of(encoder, config, ViewConfig(size=16))
+    weights = formats.safetensors.torch.save(backbone_tensors(encoder, blueprint.backbone))
+    backbone = formats.rebuild(blueprint.backbone, weights)
+    again = formats.standalone.Encoder(backbone, None, blueprint.frame_by_frame).eval()
+    clip = torch.randn(2, 3, 4, 16, 16)
+    with torch.inference_mode():
+        assert torch.allclose(again(clip), encoder.features(clip), atol=1e-5)
+    assert blueprint.frame_by_frame == (name == "small-cnn-4-8")
+
+
+def test_another_number_of_frames_is_refused(clip_run: Path, photo: Path) -> None:
+    mine = api.load(clip_run)
+    with pytest.raises(DataError, match=r"clips of 6 frames. Got 2"):
+        mine.transform_clip([photo, photo])
+    with pytest.raises(DataError, match="one size"):
+        mine.transform_clip([photo] * 5 + [np.zeros((8, 8, 3), np.uint8)])
