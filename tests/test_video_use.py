@@ -1,11 +1,13 @@
-"""Runs on clips in use: few-label fine-tuning by video and its classifier."""
+"""Runs on clips in use: fine-tuning and classifiers, export, vectors, search and its page."""
 
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -17,13 +19,17 @@ from mocokit.data.clip_views import moved_view
 from mocokit.data.videos import open_videos
 from mocokit.data.views import ViewConfig, make_views
 from mocokit.errors import DataError, UsageError
+from mocokit.evaluation.features import extract
 from mocokit.evaluation.labelled_videos import VideoData, open_labelled_videos
 from mocokit.evaluation.tuned_folder import load_tuned
 from mocokit.evaluation.tuning import TuneSettings, mean_by
 from mocokit.evaluation.video_overlap import video_overlap
 from mocokit.exporting import formats
 from mocokit.exporting.blueprint import backbone_tensors, blueprint_of
+from mocokit.retrieval.index import open_index
+from mocokit.retrieval.pictures import Pictures
 from mocokit.training.run import load_run
+from tests.browser import chromium
 from tests.clips import write_motion
 from tests.test_exporting import read_as_a_stranger
 from tests.test_motion import OPTIONS
@@ -207,3 +213,108 @@ def test_another_number_of_frames_is_refused(clip_run: Path, photo: Path) -> Non
         mine.transform_clip([photo, photo])
     with pytest.raises(DataError, match="one size"):
         mine.transform_clip([photo] * 5 + [np.zeros((8, 8, 3), np.uint8)])
+
+
+# ------------------------------------------------------------------------------------------- vectors and search
+
+
+@pytest.fixture(scope="module")
+def index(videos: Path, clip_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("index") / "search"
+    made = api.search_build(clip_run, videos, out, quiet=True)
+    assert (made.added, made.skipped) == (20 * 3, 0)
+    return out
+
+
+def test_vectors_of_clips_are_those_of_the_evaluation(
+    videos: Path, clip_run: Path, labelled: VideoData, tmp_path: Path
+) -> None:
+    done = api.embed(clip_run, videos, tmp_path / "e.parquet", thumbnail=64, quiet=True)
+    assert done is not None
+    assert done.rows == 60
+    table = pq.read_table(tmp_path / "e.parquet").to_pylist()
+    assert labelled.clips is not None
+    assert [one["id"] for one in table] == labelled.row_ids.tolist()
+    views = load_run(clip_run).config.views
+    rows = np.arange(60)
+    encoder = load_run(clip_run).encoder("query")
+    expected = extract(encoder, labelled.clips, rows, size=views.size, mean=views.mean, std=views.std, batch=64).h
+    assert np.allclose([one["vector"] for one in table], expected.numpy(), atol=1e-5)
+    small = Image.open(io.BytesIO(table[0]["thumbnail"]))
+    assert small.size == (64, 12)  # four frames of 32 x 24, each at most 16 pixels
+
+
+def test_a_video_is_found_by_its_own_file(videos: Path, index: Path) -> None:
+    answers = api.search_query(index, [videos / "right" / "03.mp4"], k=5)
+    assert answers[0].hits[0].score > 0.8
+    stored = api.search_query(index, ids=[answers[0].hits[0].id], k=1)
+    assert len(stored[0].hits) == 1
+    with pytest.raises(UsageError, match="is no video file, and the index holds clips"):
+        api.search_query(index, [np.zeros((8, 8, 3), np.uint8)])
+    with pytest.raises(UsageError, match=r"was trained on clips of video, and digits holds none"):
+        api.search_add(index, "digits", quiet=True)
+    assert api.search_add(index, videos, quiet=True).already == 60
+
+
+def test_search_is_judged_by_video(videos: Path, clip_run: Path) -> None:
+    lines = [
+        f"{videos.name}/{kind}/{number:02d}.mp4,{kind},{'train' if number < 5 else 'test'}\n"
+        for kind in ("jump", "right")
+        for number in range(10)
+    ]
+    manifest = videos.parent / "halves.csv"
+    manifest.write_text("path,label,split\n" + "".join(lines))
+    result = api.search_eval(clip_run, manifest, k=(1,), quiet=True)
+    assert (result.gallery, result.queries) == (10, 10)
+    assert result.verdict.judged == "videos"
+    assert "test videos asked" in api.search_table(result)
+    assert {"h", "pixels", "random init", "random init (flattened)"} == set(result.scores)
+
+
+def test_clips_are_shown_as_strips_and_as_previews_that_move(index: Path) -> None:
+    opened = open_index(index)
+    pictures = Pictures(opened, warn=lambda _text: None)
+    one = int(opened.rows.ids[0])
+    still, moving, full = pictures.thumbnail(one, 128), pictures.preview(one, 96), pictures.full(one)
+    assert still is not None
+    assert moving is not None
+    assert full is not None
+    assert Image.open(io.BytesIO(still[1])).size == (128, 24)
+    film = Image.open(io.BytesIO(moving[1]))
+    assert (moving[0], film.n_frames, film.size, film.info["loop"]) == ("image/webp", 6, (32, 24), 0)  # type: ignore[attr-defined]
+    assert Image.open(io.BytesIO(full[1])).size == (6 * 32, 24)
+    assert pictures.thumbnail(12345, 128) is None
+    assert pictures.preview(12345, 128) is None
+
+
+def test_frames_of_videos_are_embedded_and_found(videos: Path, tmp_path: Path) -> None:
+    options = {**OPTIONS, "epochs": 1, "video": "frames", "frame_rate": 4.0, "backbone": "small-cnn-4-8"}
+    run = api.pretrain(videos, tmp_path / "frames", **options)  # type: ignore[arg-type]
+    made = api.search_build(run, videos, quiet=True)
+    assert made.added == run.config.data.images
+    pictures = Pictures(made.index, warn=lambda _text: None)
+    small = pictures.thumbnail(int(made.index.rows.ids[0]), 64)
+    assert small is not None
+    assert Image.open(io.BytesIO(small[1])).size == (32, 24)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("motion", ["reduce", "no-preference"])
+def test_the_page_of_clips_stands_still_for_who_asks_for_less_motion(index: Path, tmp_path: Path, motion: str) -> None:
+    page_file = api.search_page(index, tmp_path / "page.html", quiet=True)
+    with chromium() as browser:
+        context = browser.new_context(reduced_motion=motion, locale="en-US", viewport={"width": 1200, "height": 900})
+        page, troubles = context.new_page(), []
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("request", lambda one: None if one.url.startswith(("file:", "data:")) else troubles.append(one.url))
+        page.goto(page_file.as_uri())
+        page.wait_for_selector("#grid picture img")
+        page.wait_for_function("document.querySelector('#grid img').complete")
+        source = page.evaluate("document.querySelector('#grid img').currentSrc")
+        kind = "data:image/webp" if motion == "no-preference" else "data:image/"
+        assert source.startswith(kind)
+        assert ("image/webp" in source) == (motion == "no-preference")
+        assert page.locator("#drop").is_hidden()
+        page.screenshot(path=str(tmp_path / "page.png"))
+        context.close()
+    assert troubles == []

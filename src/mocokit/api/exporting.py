@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from mocokit import files
 from mocokit.data.blobs import public_name
-from mocokit.data.clips import ClipConfig, ClipSource, open_clips
-from mocokit.data.pixels import canvas_limit, fit_picture
+from mocokit.data.clips import ClipConfig, open_clips
+from mocokit.data.pixels import canvas_limit
 from mocokit.data.randomness import permutation
 from mocokit.data.sources import open_source
 from mocokit.data.videos import open_videos
@@ -163,7 +163,7 @@ def _clips(trained: Trained, config: ClipConfig) -> tuple[list[npt.NDArray[np.ui
     limit, found = canvas_limit(trained.views.size), []
     for row in permutation(0, 0, source.index.ids)[: 4 * IMAGES].tolist():
         try:
-            found.append(_clip(source, row, limit))
+            found.append(source.read(row, limit))
         except DataError:
             continue  # a clip with a frame that does not decode was counted and named by the run
         if len(found) == IMAGES:
@@ -171,12 +171,3 @@ def _clips(trained: Trained, config: ClipConfig) -> tuple[list[npt.NDArray[np.ui
     if not found:
         raise DataError(f"None of the clips of {name} can be read, so nothing can be compared. Check the files.")
     return found, name
-
-
-def _clip(source: ClipSource, row: int, side: int) -> npt.NDArray[np.uint8]:
-    """The frames of one clip, shrunk until no side exceeds `side`."""
-    reading = source.frames.frames
-    assert reading is not None
-    stride = np.array([source.config.stride])
-    steps = source.steps(source.video[row : row + 1], source.start[row : row + 1], stride)[0]
-    return np.stack([fit_picture(reading.fitted(frame, side), side) for frame in source.timeline[steps].tolist()])
