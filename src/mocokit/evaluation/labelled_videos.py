@@ -102,7 +102,14 @@ def open_labelled_videos(
 
     Raises DataError when there are no labels or only one class.
     """
-    videos = open_videos(spec, label_column=label_column, group_column=group_column, workers=2, progress=progress)
+    videos = open_videos(
+        spec,
+        label_column=label_column,
+        group_column=group_column,
+        workers=2,
+        tables=None if cache is None else cache.with_suffix(".tables"),
+        progress=progress,
+    )
     labels = videos.index.labels
     if not (labels >= 0).any():
         raise DataError(

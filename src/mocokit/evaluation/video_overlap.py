@@ -22,14 +22,20 @@ Ints = npt.NDArray[np.int64]
 
 def video_overlap(runs: Sequence[Run], data: VideoData) -> Overlap:
     """Of all the runs together: the one that used most of the test videos is told. Files are compared byte by byte."""
-    return largest(runs, lambda used: _of_run(used, data))
+    tables = {run.config.data.index_hash: run.path / "cache" / "frames.tables" for run in runs}
+    return largest(runs, lambda used: _of_run(used, data, tables[used.index_hash]))
 
 
-def _of_run(used: DataConfig, data: VideoData) -> Overlap:
+def _of_run(used: DataConfig, data: VideoData, tables: Path) -> Overlap:
     test = data.split.test
     try:
         pretrained = open_videos(
-            used.spec, split=used.split, label_column=used.label_column, group_column=used.group_column, workers=2
+            used.spec,
+            split=used.split,
+            label_column=used.label_column,
+            group_column=used.group_column,
+            workers=2,
+            tables=tables,
         )
     except (DataError, UsageError):
         text = "unknown: the videos of the pretraining are not where they were, so they were not compared"
