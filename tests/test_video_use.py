@@ -81,6 +81,7 @@ def test_a_moved_clip_is_its_frames_moved_alike() -> None:
         assert torch.equal(moved[:, :, t], alone)
 
 
+@pytest.mark.slow
 def test_labels_and_splits_are_of_videos(labelled: VideoData, tuned: Path, clip_run: Path) -> None:
     result = api.finetune(
         clip_run, tuned_data(labelled), tuned, labels_per_class="2,all", draws=1, settings=FAST, quiet=True
@@ -100,6 +101,7 @@ def tuned_data(labelled: VideoData) -> Path:
     return labelled.videos.file(0).parent.parent
 
 
+@pytest.mark.slow
 def test_a_classifier_of_clips_says_the_mean_over_a_video(
     videos: Path, tuned: Path, labelled: VideoData, tmp_path: Path
 ) -> None:
@@ -131,6 +133,7 @@ def whole_view(clip: torch.Tensor, size: int) -> torch.Tensor:
     return F.interpolate(square, (size, size), mode="bilinear", antialias=True).transpose(0, 1)
 
 
+@pytest.mark.slow
 def test_what_a_classifier_of_clips_can_not_read_is_named(tuned: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Name a folder of videos"):
         api.predict(tuned, "digits", tmp_path / "p.csv", quiet=True)
@@ -187,6 +190,7 @@ def test_formats_without_clips_say_which_have_them(clip_run: Path, tmp_path: Pat
             api.export(clip_run, format, tmp_path / format, quiet=True)
 
 
+@pytest.mark.slow
 def test_a_tuned_encoder_of_clips_is_exported_too(tuned: Path, tmp_path: Path) -> None:
     done = api.export(tuned, "hf", tmp_path / "e", quiet=True)
     assert done.parity.source == "moving-shapes"

@@ -113,7 +113,9 @@ class Pictures:
         if source is None or places is None or (row := places.row_of(sample)) is None:
             return None
         try:
-            return source.read(row, side) if isinstance(source, ClipSource) else read_fitting(source, row, side)
+            if isinstance(source, ClipSource):  # all frames of a clip together are no larger than a picture in full
+                return source.read(row, min(side, FULL_SIDE // min(source.config.frames, _PREVIEW_FRAMES)))
+            return read_fitting(source, row, side)
         except UnreadableImageError:
             return None  # shown as not readable
 
