@@ -50,8 +50,8 @@ def embed(
     run
         A run folder, or one made by `mocokit finetune`.
     data
-        A folder of images, a .csv / .txt list, .parquet, .npz, tar shards, or the name of a built-in set; for a run on clips
-        or frames a folder or list of videos: one row a clip or frame.
+        A folder of images, a .csv / .txt list, .parquet, .npz, tar shards, or the name of a built-in set; for a run
+        on clips or frames a folder or list of videos: one row a clip or frame.
     out
         The .parquet file. A manifest with its SHA-256 is written beside it.
     readout
