@@ -98,13 +98,14 @@ def openapi() -> dict[str, Any]:
                 },
                 "Index": {
                     "type": "object",
-                    "required": ["images", "dim", "kind", "recall", "readout", "labels"],
+                    "required": ["images", "dim", "kind", "recall", "readout", "labels", "clips"],
                     "properties": {
                         "images": {"type": "integer"},
                         "dim": {"type": "integer"},
                         "kind": {"enum": ["exact", "hnsw", "ivf"]},
                         "recall": {"type": "number"},
                         "readout": text,
+                        "clips": {"type": "boolean", "description": "Whether the rows are clips of videos"},
                         "labels": {
                             "type": "array",
                             "items": {
