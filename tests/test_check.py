@@ -24,7 +24,7 @@ from mocokit.data.sources import from_array, open_source
 from mocokit.data.twin_search import HAMMING, families, propose, twins_across
 from mocokit.data.twins import compare
 from mocokit.errors import DataError, UsageError
-from tests.toy import flags, npz
+from tests.toy import flags, labelled_npz, npz
 
 UInt8 = NDArray[np.uint8]
 
@@ -408,3 +408,28 @@ def test_the_command(messy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["images"] == 4
     assert main(["check", str(messy), "-q", "--html", str(tmp_path / "none" / "page.html")]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_search_and_report_take_a_list(tmp_path: Path) -> None:
+    data = labelled_npz(tmp_path / "toy.npz", 48)
+    run, left_out = str(tmp_path / "run"), str(tmp_path / "out.txt")
+    names = open_source(data).index.names
+    Path(left_out).write_text("".join(f"{name}\n" for name in names[:6]))
+    assert main(["pretrain", str(data), "--out", run, "-q", *flags()]) == 0
+    assert main(["search", "build", run, str(data), "-q", "--exclude", left_out]) == 0
+    assert len(mocokit.search_query(run, ids=[sample_id(names[9])], k=100)[0].hits) == 41
+    with pytest.raises(UsageError, match="no image with id"):
+        mocokit.search_query(run, ids=[sample_id(names[3])])
+    Path(left_out).write_text("".join(f"{name}\n" for name in names[1:6]))
+    assert main(["search", "add", run, str(data), "-q", "--exclude", left_out]) == 0
+    assert len(mocokit.search_query(run, ids=[sample_id(names[0])], k=100)[0].hits) == 42
+
+    whole = mocokit.search_eval(run, data, quiet=True)
+    part = mocokit.search_eval(run, data, exclude=left_out, quiet=True)
+    index = open_source(data).index
+    left = set(index.rows_of("test").tolist()) & set(range(1, 6))
+    assert whole.verdict.n_test - part.verdict.n_test == len(left) > 0
+
+    assert main(["report", run, "--labelled", str(data), "-q", "--exclude", left_out]) == 0
+    with pytest.raises(UsageError, match="no effect without --labelled"):
+        mocokit.report(run, exclude=left_out, quiet=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mocokit
-from mocokit.evaluation.frozen import FrozenPlan, evaluate_frozen
+from mocokit.evaluation.frozen import Classifier, FrozenPlan, evaluate_frozen
 from mocokit.evaluation.labelled import LabelledData, open_labelled
 from mocokit.training.run import Run
 
@@ -19,14 +19,20 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, LabelledData]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("labels_per_class", [10, None])
+@pytest.mark.parametrize(("classifier", "labels_per_class"), [("knn", 10), ("knn", None), ("linear", None)])
 def test_shuffled_labels_are_at_chance_in_16_of_20_repeats(
-    digits: tuple[Run, LabelledData], labels_per_class: int | None
+    digits: tuple[Run, LabelledData], classifier: Classifier, labels_per_class: int | None
 ) -> None:
     run, data = digits
     hits = dict.fromkeys(("h", "pixels"), 0)
     for seed in range(20):
-        plan = FrozenPlan(labels_per_class=labels_per_class, draws=5, shuffle_labels=True, shuffle_seed=seed)
+        plan = FrozenPlan(
+            labels_per_class=labels_per_class,
+            draws=5,
+            classifiers=(classifier,),
+            shuffle_labels=True,
+            shuffle_seed=seed,
+        )
         result = evaluate_frozen([run], data, plan, device=torch.device("cpu"), say=lambda _: None)
         for name in hits:
             hits[name] += result.scores[name].low <= 0.1 <= result.scores[name].high

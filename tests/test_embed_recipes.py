@@ -1,4 +1,4 @@
-"""The recipes that hand vectors to other tools: Ray Data (when installed), FiftyOne's rows."""
+"""The recipes that hand vectors to other tools: Ray Data and LightlyStudio (when installed), FiftyOne's rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pyarrow as pa
@@ -55,12 +56,17 @@ def test_ray_gives_the_vectors_of_embed(place: Path, tmp_path: Path) -> None:
     assert [row["path"] for row in rows.values() if row["reason"]] == ["a/8.png"]
 
 
-def test_fiftyone_gets_files_labels_and_the_map(place: Path, tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("open_in_fiftyone", ROOT / "examples" / "open_in_fiftyone.py")
+def recipe_named(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     recipe = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(recipe)
+    return recipe
+
+
+def test_fiftyone_gets_files_labels_and_the_map(place: Path, tmp_path: Path) -> None:
+    recipe = recipe_named("open_in_fiftyone")
     embedded = mocokit.embed(place / "run", place / "photos", tmp_path / "e.parquet", max_bad=0.2, quiet=True)
     assert embedded is not None
     found = recipe.samples(embedded.path, place / "photos")
@@ -70,3 +76,33 @@ def test_fiftyone_gets_files_labels_and_the_map(place: Path, tmp_path: Path) -> 
         assert one["label"] == Path(one["filepath"]).parent.name
         assert len(one["vector"]) == embedded.dim
         assert len(one["place"]) == 2
+
+
+def test_lightly_studio_gets_a_vector_for_each_picture_that_has_one(place: Path, tmp_path: Path) -> None:
+    recipe = recipe_named("open_in_lightly_studio")
+    embedded = mocokit.embed(place / "run", place / "photos", tmp_path / "e.parquet", max_bad=0.2, quiet=True)
+    assert embedded is not None
+    stored = recipe.vectors_by_path(embedded.path, place / "photos")
+    ids, vectors = read_vectors(embedded.path)
+    assert len(stored) == len(ids) == 8
+    assert all(Path(path).is_file() for path in stored)
+    np.testing.assert_array_equal(np.array(list(stored.values()), np.float32), vectors)
+
+
+STUDIO = os.environ.get(
+    "LIGHTLY_STUDIO_PYTHON"
+)  # it asks for older packages than mocokit, so it has its own environment
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(STUDIO is None, reason="LIGHTLY_STUDIO_PYTHON names no python that has lightly-studio")
+def test_lightly_studio_makes_the_dataset(place: Path, tmp_path: Path) -> None:
+    embedded = mocokit.embed(place / "run", place / "photos", tmp_path / "e.parquet", max_bad=0.2, quiet=True)
+    assert embedded is not None
+    words = [str(STUDIO), str(ROOT / "examples" / "open_in_lightly_studio.py"), str(embedded.path)]
+    done = subprocess.run(
+        [*words, str(place / "photos"), "--no-app"],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "8 pictures" in done.stdout

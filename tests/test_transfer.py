@@ -339,7 +339,7 @@ def test_segmentation_learns_and_is_the_same_again(run: Path, tmp_path: Path) ->
 
 
 def test_a_frozen_backbone_does_not_move(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import mocokit.evaluation.transfer as module
+    import mocokit.evaluation.transfer_arms as module
 
     before: list[torch.Tensor] = []
     after: list[torch.Tensor] = []

@@ -386,6 +386,9 @@ def test_predictions_are_those_of_the_model(seeds: list[Run], labelled: Path, tm
     assert [row["class"] for row in mine] == [str(one) for one in cell["predicted"]]
     np.testing.assert_allclose([float(row["probability"]) for row in mine], cell["confidence"], atol=2e-5)
     assert found.ece["test"] == result.values["model"]["test_ece"]
+    (tmp_path / "out.txt").write_text("".join(f"{row['path']}\n" for row in rows[:5]))
+    less = mocokit.predict(tmp_path / "ft", labelled, tmp_path / "less.csv", exclude=tmp_path / "out.txt", quiet=True)
+    assert less.images == 115
     (tmp_path / "ft" / "model" / "model.safetensors").write_bytes(b"x")
     with pytest.raises(DamagedError):
         mocokit.predict(tmp_path / "ft", labelled, tmp_path / "p.csv", quiet=True)

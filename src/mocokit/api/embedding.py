@@ -15,6 +15,7 @@ from mocokit.retrieval.embedding import Embedded, EmbedPlan, Parts
 from mocokit.retrieval.encode import Source
 from mocokit.retrieval.sources import Reading, open_rows, reading_of
 from mocokit.training import runlog
+from mocokit.training.allocator import keep_freed_memory
 from mocokit.training.state import pick_device
 
 
@@ -48,6 +49,7 @@ def embed(
     plan = EmbedPlan(thumbnail=thumbnail, map=map, neighbours=neighbours, max_bad=max_bad)  # type: ignore[arg-type]
     share = embedding.parse_shard(shard)
     opened = open_trained(run)
+    keep_freed_memory()
     progress = runlog.Progress(quiet=quiet)
     path = Path(out)
     if path.suffix != ".parquet" or path.is_dir():

@@ -28,6 +28,7 @@ from mocokit.evaluation.weights import NamedEncoder, NotHere, open_baseline
 from mocokit.reporting import plots
 from mocokit.reporting.classes import confusion_figure, reliability_figure
 from mocokit.training import runlog
+from mocokit.training.allocator import keep_freed_memory
 from mocokit.training.run import Run, load_run
 from mocokit.training.state import pick_device
 
@@ -72,6 +73,7 @@ def evaluate(
     Writes verdict.json, tables and pictures into every run's eval folder, and a line into its ledger. Raises
     UsageError, DataError, DamagedError, and LockedError when another evaluation of a run is going on.
     """
+    keep_freed_memory()
     progress = runlog.Progress(quiet=quiet)
     opened = open_runs(runs, progress, "evaluate")
     if classifier not in _CLASSIFIERS:

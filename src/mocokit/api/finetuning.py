@@ -34,6 +34,7 @@ from mocokit.evaluation.video_overlap import video_overlap
 from mocokit.reporting import plots
 from mocokit.reporting.curves import few_label_figure
 from mocokit.training import runlog
+from mocokit.training.allocator import keep_freed_memory
 from mocokit.training.precision import num_threads
 from mocokit.training.run import Run
 from mocokit.training.settings import DataConfig
@@ -91,6 +92,7 @@ def finetune(
     Writes curve.json, curve.csv, curve.png and the best model (`predict`) into `out`, and a line into every run's
     ledger when the test labels are read. Raises UsageError, DataError, DivergedError, LockedError, StorageError.
     """
+    keep_freed_memory()
     progress = runlog.Progress(quiet=quiet)
     opened = open_runs(runs, progress, "finetune")
     named = labels_per_class if labels_per_class or label_fraction else DEFAULT_BUDGETS
@@ -235,12 +237,19 @@ class Predictions:
     """Of the model: expected calibration error on the labels it was calibrated on (`held`), and on the `test` split."""
 
 
-def predict(tuned: str | Path, images: str | Path, out: str | Path, *, quiet: bool = False) -> Predictions:
+def predict(
+    tuned: str | Path,
+    images: str | Path,
+    out: str | Path,
+    *,
+    exclude: str | Path | None = None,
+    quiet: bool = False,
+) -> Predictions:
     """Classify images (or videos) with a fine-tuned model; `out` becomes a CSV of id, path, class, probability.
 
     tuned: a folder made by `finetune`. images: whatever `pretrain` can read; labels are not looked at. A model that was
     fine-tuned on videos classifies videos, each by the mean over its clips or frames. What can't be read has an empty
-    class. Raises UsageError, DataError, DamagedError, StorageError.
+    class. exclude: a list of images to leave out. Raises UsageError, DataError, DamagedError, StorageError.
     """
     progress = runlog.Progress(quiet=quiet)
     if Path(out).is_dir():
@@ -252,9 +261,11 @@ def predict(tuned: str | Path, images: str | Path, out: str | Path, *, quiet: bo
     if video is not None and not holds_videos(spec) and (video["video"] == "clips"):
         raise UsageError(f"{tuned} was fine-tuned on clips of video, and {spec} holds none. Name a folder of videos.")
     if video is not None and holds_videos(spec):
+        if exclude is not None:
+            raise UsageError(f"--exclude is for images; {spec} holds videos. Leave it out.")
         names, ids, what, logits, seen = _video_logits(model, spec, DataConfig(spec=spec, **video), progress)
     else:
-        names, ids, what, logits, seen = _image_logits(model, spec, progress)
+        names, ids, what, logits, seen = _image_logits(model, spec, exclude, progress)
     sure = torch.softmax(logits.double() / model.temperature, 1).max(1)
     counts = dict.fromkeys(model.class_names, 0)
     table = []
@@ -277,8 +288,8 @@ _Said = tuple[Sequence[str], Ints, str, torch.Tensor, npt.NDArray[np.bool_]]
 """Names and ids of what was classified, what it is called, logits [S, C], and which of it could be read."""
 
 
-def _image_logits(model: TunedModel, spec: str, progress: runlog.Progress) -> _Said:
-    source = open_source(spec)
+def _image_logits(model: TunedModel, spec: str, exclude: str | Path | None, progress: runlog.Progress) -> _Said:
+    source = open_source(spec, exclude=exclude)
     if not len(source.index):
         raise DataError(f"{source.name} has no images.")
     store = build_pixel_store(

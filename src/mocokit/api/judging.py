@@ -31,6 +31,7 @@ def search_eval(
     k: Sequence[int] = (1, 5, 10),
     label_column: str | None = None,
     group_column: str | None = None,
+    exclude: str | Path | None = None,
     against: Sequence[str] = (),
     device: str = "auto",
     quiet: bool = False,
@@ -38,8 +39,8 @@ def search_eval(
     """recall@k, mAP and R-precision of search among the test images, by label, with intervals and a verdict on mAP.
 
     against: further baselines, `NAME=FILE.parquet` (columns id and vector, as `embed` writes) or `NAME=RUN`. Pixels
-    and random weights are always run. Writes eval/search.json into every run folder and a line into its ledger.
-    Raises UsageError, DataError, DamagedError.
+    and random weights are always run. exclude: a list of samples to leave out. Writes eval/search.json into every
+    run folder and a line into its ledger. Raises UsageError, DataError, DamagedError.
     """
     listed = [runs] if isinstance(runs, str | Path | Run) else list(runs)
     if not listed:
@@ -56,6 +57,7 @@ def search_eval(
             size=size,
             label_column=label_column,
             group_column=group_column,
+            exclude=exclude,
             cache=opened[0].path / "cache" / f"labelled-{size}.u8",
             progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
         )

@@ -34,6 +34,7 @@ from mocokit.errors import (
 from mocokit.options import PretrainOptions
 from mocokit.reporting import plots
 from mocokit.training import runlog
+from mocokit.training.allocator import keep_freed_memory
 from mocokit.training.checkpoint import (
     check_room,
     checkpoint_steps,
@@ -90,6 +91,7 @@ def pretrain(
     RankLostError, RanksApartError.
     """
     options = options_from(options, flags)
+    keep_freed_memory()
     if resume and overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
     first = read_launch().rank == 0

@@ -59,13 +59,15 @@ def report(
     labelled: str | Path | None = None,
     label_column: str | None = None,
     group_column: str | None = None,
+    exclude: str | Path | None = None,
     quiet: bool = False,
 ) -> Reported:
     """Write report.html, README.md and report.json into a run's folder, and results.png anew.
 
     labelled: labelled data whose validation images are the queries of the neighbour grids and the points of the map;
-    one line for that goes into the ledger. Without it the run's own images serve, where they are still there. Works
-    for a run that was not evaluated, or is not finished; then it says so.
+    one line for that goes into the ledger. exclude: a list of its samples to leave out. Without it the run's own
+    images serve, where they are still there. Works for a run that was not evaluated, or is not finished; then it
+    says so.
 
     Raises UsageError, DataError, DamagedError, StorageError.
     """
@@ -75,6 +77,8 @@ def report(
     config = from_yaml(folder.config)
     if labelled is not None and config.data.video == "clips":
         raise UsageError(f"--labelled names images, and {folder.path} was trained on clips of video. Leave it out.")
+    if labelled is None and exclude is not None:
+        raise UsageError("--exclude has no effect without --labelled. Leave it out.")
     progress = runlog.Progress(quiet=quiet)
     opened = load_run(folder.path) if checkpoint_steps(folder.checkpoints) else None
     images, why_not = _own_images(config, folder.path, progress)
@@ -87,6 +91,7 @@ def report(
             size=config.views.size,
             label_column=label_column,
             group_column=group_column,
+            exclude=exclude,
             cache=folder.path / "cache" / "labelled.u8",
         )
         progress.say("neighbours and map: labelled validation images")

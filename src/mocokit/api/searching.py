@@ -62,6 +62,7 @@ def search_build(
     split: str | None = None,
     label_column: str | None = None,
     group_column: str | None = None,
+    exclude: str | Path | None = None,
     max_bad: float = 0.01,
     device: str = "auto",
     overwrite: bool = False,
@@ -70,14 +71,15 @@ def search_build(
     """Make an index over the images of `data`, in RUN/search when `out` is None; over clips for a run on clips.
 
     kind: `exact`, `hnsw`, `ivf`, or `auto` (exact up to 200,000 images, then HNSW); the recall@10 of an approximate
-    one against exact search is measured. Raises UsageError, DataError, DamagedError, LockedError, StorageError.
+    one against exact search is measured. exclude: a list of samples to leave out. Raises UsageError, DataError,
+    DamagedError, LockedError, StorageError.
     """
     opened = open_trained(run)
     path = opened.path / "search" if out is None else Path(out)
     progress = runlog.Progress(quiet=quiet)
     with store.claim_index(path, overwrite=overwrite):
         reading = reading_of(opened, str(data))
-        source = open_data(data, reading, split, label_column, group_column, progress)
+        source = open_data(data, reading, split, label_column, group_column, progress, exclude)
         frozen = freeze(opened, readout, pick_device(device))
         encoded = _encode(frozen, source, max_bad, progress)
         made_by = facts_of(opened, readout, source)
@@ -97,6 +99,7 @@ def search_add(
     split: str | None = None,
     label_column: str | None = None,
     group_column: str | None = None,
+    exclude: str | Path | None = None,
     again: bool = False,
     max_bad: float = 0.01,
     device: str = "auto",
@@ -104,7 +107,8 @@ def search_add(
 ) -> Change:
     """Add the images of `data` whose ids the index lacks (with `again`, replace the others too).
 
-    Only new images are encoded. Raises as `search_build`.
+    Only new images are encoded; those on the list `exclude` are not added (and stay when they are there). Raises as
+    `search_build`.
     """
     path = index_path(index)
     progress = runlog.Progress(quiet=quiet)
@@ -112,7 +116,7 @@ def search_add(
         opened = store.open_index(path)
         trained = _trained_of(opened)
         reading = reading_of(trained, str(data))
-        source = open_data(data, reading, split, label_column, group_column, progress)
+        source = open_data(data, reading, split, label_column, group_column, progress, exclude)
         there = np.isin(source.index.ids, opened.rows.ids[opened.rows.alive])
         wanted = np.arange(len(source.index)) if again else np.flatnonzero(~there)
         if not len(wanted):

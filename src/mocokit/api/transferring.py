@@ -22,6 +22,7 @@ from mocokit.evaluation.transfer import (
     transfer_segment,
 )
 from mocokit.training import runlog
+from mocokit.training.allocator import keep_freed_memory
 from mocokit.training.precision import num_threads
 from mocokit.training.run import Run, load_run
 from mocokit.training.state import make_encoder, pick_device
@@ -59,6 +60,7 @@ def transfer(
         raise UsageError(
             f"transfer reads images, and {opened.path} was trained on clips of video. Use a run of `--video frames`."
         )
+    keep_freed_memory()
     progress = runlog.Progress(quiet=quiet)
     for reason in opened.found.passed_over:
         progress.warn(f"passed over a damaged checkpoint: {reason}")

@@ -133,6 +133,7 @@ def predict(
     /,
     *,
     out: Annotated[Path, Parameter(group=REQUIRED)],
+    exclude: Annotated[Path | None, Parameter(group="Data")] = None,
     json: Annotated[bool, Flag] = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), group=OUTPUT)] = False,
 ) -> None:
@@ -154,6 +155,8 @@ def predict(
         A folder of images, or whatever else `mocokit pretrain` reads; videos for a model fine-tuned on videos.
     out
         The CSV file.
+    exclude
+        A list of samples to leave out, as `mocokit check --write-exclude` makes it.
     json
         Print a summary as JSON.
     quiet
@@ -161,7 +164,7 @@ def predict(
     """
     from mocokit import api
 
-    found = api.predict(tuned, images, out, quiet=quiet)
+    found = api.predict(tuned, images, out, exclude=exclude, quiet=quiet)
     if json:
         summary = {"images": found.images, "unreadable": found.unreadable, "classes": found.counts, "ece": found.ece}
         print(files.to_json(summary), end="")

@@ -19,6 +19,7 @@ def report(
     labelled: Annotated[str | None, Parameter(group="Pictures")] = None,
     label_column: Annotated[str | None, Parameter(group="Pictures")] = None,
     group_column: Annotated[str | None, Parameter(group="Pictures")] = None,
+    exclude: Annotated[Path | None, Parameter(group="Pictures")] = None,
     json: Annotated[bool, Flag] = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), group=OUTPUT)] = False,
 ) -> None:
@@ -42,6 +43,8 @@ def report(
         Column of a table that holds the label.
     group_column
         Column that holds the group (patient, product).
+    exclude
+        A list of labelled samples to leave out, as `mocokit check --write-exclude` makes it.
     json
         Print report.json's content.
     quiet
@@ -49,7 +52,9 @@ def report(
     """
     from mocokit import api
 
-    done = api.report(run, labelled=labelled, label_column=label_column, group_column=group_column, quiet=quiet)
+    done = api.report(
+        run, labelled=labelled, label_column=label_column, group_column=group_column, exclude=exclude, quiet=quiet
+    )
     if json:
         print(files.to_json(done.to_dict()), end="")
         return

@@ -37,6 +37,7 @@ def build(
     split: Annotated[str | None, Parameter(group="Data")] = None,
     label_column: Annotated[str | None, Parameter(group="Data")] = None,
     group_column: Annotated[str | None, Parameter(group="Data")] = None,
+    exclude: Annotated[Path | None, Parameter(group="Data")] = None,
     max_bad: Annotated[float, Parameter(group="Data")] = 0.01,
     device: Annotated[str, Parameter(group="Hardware")] = "auto",
     overwrite: Annotated[bool, Flag] = False,
@@ -72,6 +73,8 @@ def build(
         Column of a table that holds the label, for filters.
     group_column
         Column that holds the group, for filters.
+    exclude
+        A list of samples to leave out, as `mocokit check --write-exclude` makes it.
     max_bad
         Share of unreadable images above which it stops.
     device
@@ -94,6 +97,7 @@ def build(
         split=split,
         label_column=label_column,
         group_column=group_column,
+        exclude=exclude,
         max_bad=max_bad,
         device=device,
         overwrite=overwrite,
@@ -111,6 +115,7 @@ def add(
     split: Annotated[str | None, Parameter(group="Data")] = None,
     label_column: Annotated[str | None, Parameter(group="Data")] = None,
     group_column: Annotated[str | None, Parameter(group="Data")] = None,
+    exclude: Annotated[Path | None, Parameter(group="Data")] = None,
     again: Annotated[bool, Parameter(group="Data", negative=())] = False,
     max_bad: Annotated[float, Parameter(group="Data")] = 0.01,
     device: Annotated[str, Parameter(group="Hardware")] = "auto",
@@ -137,6 +142,8 @@ def add(
         Column of a table that holds the label.
     group_column
         Column that holds the group.
+    exclude
+        A list of samples to leave out, as `mocokit check --write-exclude` makes it.
     again
         Encode images that are there already once more and replace them.
     max_bad
@@ -156,6 +163,7 @@ def add(
         split=split,
         label_column=label_column,
         group_column=group_column,
+        exclude=exclude,
         again=again,
         max_bad=max_bad,
         device=device,
@@ -380,6 +388,7 @@ def evaluate(
     k: Annotated[list[int] | None, Parameter(group="Protocol", negative=(), consume_multiple=True)] = None,
     label_column: Annotated[str | None, Parameter(group="Protocol")] = None,
     group_column: Annotated[str | None, Parameter(group="Protocol")] = None,
+    exclude: Annotated[Path | None, Parameter(group="Protocol")] = None,
     against: Annotated[list[str] | None, Parameter(group="Protocol", negative=())] = None,
     device: Annotated[str, Parameter(group="Hardware")] = "auto",
     fail_unless_better: Annotated[bool, Flag] = False,
@@ -410,6 +419,8 @@ def evaluate(
         Column of a table that holds the label.
     group_column
         Column that holds the group; an image's own group never answers.
+    exclude
+        A list of samples to leave out, as `mocokit check --write-exclude` makes it.
     against
         A further baseline: NAME=RUN, or NAME=FILE.parquet with the columns id and vector. May be given several times.
     device
@@ -430,6 +441,7 @@ def evaluate(
         k=k or (1, 5, 10),
         label_column=label_column,
         group_column=group_column,
+        exclude=exclude,
         against=against or (),
         device=device,
         quiet=quiet,

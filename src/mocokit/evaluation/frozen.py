@@ -20,6 +20,7 @@ from mocokit.evaluation.features import plain_batches
 from mocokit.evaluation.labelled import LabelledData
 from mocokit.evaluation.labelled_videos import VideoData
 from mocokit.evaluation.metrics import Scores, score
+from mocokit.evaluation.near_twins import Bools, NearTwins, near_twins
 from mocokit.evaluation.overlap import Overlap, pretraining_overlap
 from mocokit.evaluation.protocol import Ledger, plan_hash, shuffled
 from mocokit.evaluation.verdict import Interval, Verdict, decide
@@ -101,6 +102,8 @@ class FrozenResult:
     test_readings: int
     pretraining: str
     overlap: Overlap
+    near_twins: NearTwins | None
+    """Test images with a near twin among the training images; None for videos, and where labels are shuffled."""
     notes: dict[str, str]
     """Of baselines with named weights: what was loaded from where."""
     correct: dict[str, Floats]
@@ -123,6 +126,7 @@ class FrozenResult:
             "test_readings": self.test_readings,
             "pretraining_saw_test_images": self.pretraining,
             "pretraining_overlap": self.overlap.to_dict(),
+            "near_twins": None if self.near_twins is None else self.near_twins.to_dict(),
             "verdicts": {name: one.to_json() for name, one in self.verdicts.items()},
             "tables": {
                 classifier: {name: one.to_dict(self.class_names) for name, one in methods.items()}
@@ -180,7 +184,8 @@ def evaluate_frozen(
     judged = "videos" if isinstance(data, VideoData) else "images"
     labels = data.index.labels
     groups = data.index.groups[test] if (data.index.groups[test] >= 0).any() else None
-    verdicts, tables, correct = {}, {}, {}
+    correct: dict[Classifier, dict[str, Floats]] = {}
+    tables: dict[str, dict[str, Scores]] = {}
     for classifier in plan.classifiers:
         say(f"{CLASSIFIERS[classifier]} on {len(test)} test {judged}, {_budget(plan, len(bank))}")
         answers = answer_features(
@@ -195,24 +200,38 @@ def evaluate_frozen(
             class_names=data.index.class_names,
             runs=len(runs),
         )
-        right = {method: one.right(labels[test]) for method, one in answers.items()}
-        verdicts[classifier] = _verdict(classifier, plan, found, right, runs, groups, judged)
-        correct[classifier] = right
+        correct[classifier] = {method: one.right(labels[test]) for method, one in answers.items()}
         tables[classifier] = {
             method: score(one, labels[test], n_classes=data.n_classes, groups=groups) for method, one in answers.items()
         }
+
+    def verdicts_on(keep: Bools) -> dict[str, Verdict]:
+        kept_groups = None if groups is None else groups[keep]
+        return {
+            classifier: _verdict(
+                classifier, plan, found, {name: one[:, keep] for name, one in right.items()}, runs, kept_groups, judged
+            )
+            for classifier, right in correct.items()
+        }
+
+    verdicts = verdicts_on(np.ones(len(test), np.bool_))
+    twins = None
+    if isinstance(data, LabelledData) and not plan.shuffle_labels:
+        say(f"near twins of {len(test)} test images among {len(bank)} training images")
+        twins = near_twins(data, bank, verdicts_on)
     counts = np.bincount(labels[test], minlength=data.n_classes)
     overlap = video_overlap(runs, data) if isinstance(data, VideoData) else pretraining_overlap(runs, data)
     first = plan.classifiers[0]
     return FrozenResult(
         verdict=verdicts[first],
-        verdicts={name: verdicts[name] for name in plan.classifiers},
-        tables={name: tables[name] for name in plan.classifiers},
+        verdicts=verdicts,
+        tables=tables,
         class_names=data.index.class_names,
         chance=float(counts.max() / counts.sum()) if plan.shuffle_labels else 1.0 / int((counts > 0).sum()),
         test_readings=max(ledger.count("test") for ledger in ledgers),
         pretraining=overlap.text,
         overlap=overlap,
+        near_twins=twins,
         notes=found.notes,
         correct=correct[first],
     )

@@ -11,6 +11,7 @@ from mocokit.evaluation.counterfactual import before_and_after_table
 from mocokit.evaluation.frozen import CLASSIFIERS, FrozenResult
 from mocokit.evaluation.interval import Interval
 from mocokit.evaluation.metrics import CALIBRATION_BINS, Scores
+from mocokit.evaluation.near_twins import near_twins_line
 from mocokit.evaluation.verdict import verdict_line
 
 _READOUTS = {"h": "query h", "z": "query z", "key-h": "key h", "key-z": "key z"}
@@ -29,6 +30,8 @@ def table_and_verdict(result: FrozenResult) -> str:
         if not one.ran:
             lines.append(f"{one.name} was not run: {one.why_not}.")
     lines.append(f"Pretraining saw the test {result.verdict.judged}: {result.pretraining}.")
+    if result.near_twins is not None:
+        lines.append(near_twins_line(result.near_twins, result.verdicts))
     lines.append(f"The test split has been read {result.test_readings} time(s) for this run.")
     if result.counterfactual:
         lines.append(before_and_after_table(result.counterfactual).rstrip("\n"))
