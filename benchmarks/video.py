@@ -1,10 +1,10 @@
 """From a folder of videos to small frames in memory: ours against PyAV alone, side by side in one run.
 
 On 17 real clips (3,362 frames, 176 to 640 pixels wide, MP4, MKV, MPEG and AVI) with two threads: by processor seconds
-1.54 [1.39, 1.68] against PyAV as its documentation shows it, 0.77 [0.72, 0.89] against PyAV with one scaler kept for
-all frames of a file; by the clock 1.78 [1.35, 2.15] and 0.69 [0.61, 0.83] (medians of 6 rounds with 95 % bootstrap
-intervals; 2 cores of an AMD EPYC that other work kept busy, av 18.1.0). What the second leaves is in part AVI, which
-has no time stamps, so that its frames are counted by decoding them once more.
+1.46 [1.14, 1.53] against PyAV as its documentation shows it, 0.96 [0.82, 0.99] against PyAV with one scaler kept for
+all frames of a file; by the clock 1.54 [0.73, 1.81] and 1.19 [0.81, 1.32] (medians of 6 rounds with 95 % bootstrap
+intervals; 2 cores of an AMD EPYC that much other work kept busy, av 18.1.0). What the second leaves is the tables of
+frames: AVI has no time stamps, so that its frames are counted by decoding them once more. A run keeps its tables.
 
 Ours is everything that `pretrain --video clips` does before its first step: list the files, make the table of frames,
 decode every frame by number, shrink it and put it into the store. PyAV alone opens each file, decodes it from beginning

@@ -261,7 +261,7 @@ def test_recipes_say_what_the_papers_say(make: Make) -> None:
 @pytest.mark.parametrize(
     ("spec", "images", "expected"),
     [("digits", 1100, "digits"), ("moved-digits", 1100, "digits"), ("x", 1100, "small"), ("x", 199_999, "small"),
-     ("x", 200_000, "moco-v2")],
+     ("x", 200_000, "moco-v2"), ("moving-shapes", 600, "moving-shapes"), ("moving-shapes-7", 600, "moving-shapes")],
 )  # fmt: skip
 def test_what_auto_stands_for(make: Make, spec: str, images: int, expected: str) -> None:
     assert auto_recipe(spec, images) == expected

@@ -41,7 +41,7 @@ sys.path.insert(0, ".")
 import re, numpy
 from PIL import Image
 image = Image.open(sys.argv[2])
-space = {"image": image}
+space = {"image": image, "frames": [image.rotate(90 * t) for t in range(6)]}
 for code in re.findall(r"```python\\n(.*?)```", open("README.md").read(), re.S):
     exec(code, space)
 assert "mocokit" not in sys.modules

@@ -278,9 +278,9 @@ def test_settings_that_make_no_sense_are_refused(
 
 def test_verbs_that_read_images_refuse_clips(videos: Path, clip_run: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="trained on clips"):
-        api.finetune(clip_run, "digits", tmp_path / "f", quiet=True)
-    with pytest.raises(UsageError, match="trained on clips"):
         api.embed(clip_run, "digits", tmp_path / "e.parquet")
+    with pytest.raises(UsageError, match="trained on clips"):
+        api.transfer("segment", clip_run, tmp_path)
     with pytest.raises(UsageError, match="--counterfactual is for images"):
         api.evaluate(clip_run, videos, counterfactual=["flip"], quiet=True)
 

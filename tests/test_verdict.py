@@ -8,7 +8,7 @@ from mocokit.evaluation.verdict import Verdict, crossed_interval, decide, verdic
 
 KEYS = {
     "verdict", "metric", "score", "score_ci95", "baseline", "baselines", "delta", "ci95", "n_test", "seeds",
-    "readout", "encoder", "step", "this_run_only", "draws", "labels_per_class",
+    "readout", "encoder", "step", "this_run_only", "draws", "labels_per_class", "judged",
 }  # fmt: skip
 
 

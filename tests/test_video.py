@@ -15,6 +15,8 @@ import pytest
 
 from mocokit.data.decode import UnreadableImageError
 from mocokit.data.video import FrameTable, UnreadableVideoError, VideoCursor, VideoLimits, fitted_size, frame_table
+from mocokit.data.videos import open_videos
+from mocokit.errors import DataError
 from tests.clips import number_of, picture, write_sound, write_video
 
 KINDS = {
@@ -69,10 +71,12 @@ def _digests(job: tuple[str, int]) -> list[str]:
 
 @pytest.mark.slow
 def test_other_processes_get_the_same_frames(tmp_path: Path) -> None:
-    path = str(write_video(tmp_path / "v.mp4", 30, b_frames=2))
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        there = pool.map(_digests, [(path, 1), (path, 2)])
-    assert there == [_digests((path, 3))] * 2
+    paths = [str(write_video(tmp_path / f"v.{kind}", 30, **how)) for kind, how in KINDS.items()]  # type: ignore[arg-type]
+    jobs = [(path, seed) for seed in (1, 2, 3) for path in paths]
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        there = pool.map(_digests, jobs, chunksize=len(paths))
+    assert there[: len(paths)] == there[len(paths) : 2 * len(paths)] == there[2 * len(paths) :]
+    assert all(len(set(digests)) == 30 for digests in there)
 
 
 def test_a_variable_rate_gives_frames_by_time(tmp_path: Path) -> None:
@@ -215,3 +219,154 @@ def test_a_file_that_goes_away_is_an_unreadable_frame(tmp_path: Path) -> None:
 def test_tables_find_frames_by_time() -> None:
     table = FrameTable(times=np.array([0.0, 0.1, 0.5]), stamps=None, keys=np.zeros(1, np.int64), height=1, width=1)
     assert table.at(np.array([0.0, 0.09, 0.1, 0.3, 0.5, 2.0])).tolist() == [0, 0, 1, 1, 2, 2]
+
+
+# ------------------------------------------------------------------------------------------ files that are odd
+
+
+@pytest.mark.parametrize("suffix", ["mkv", "avi", "mpg", "ts"])
+def test_a_file_that_was_cut_has_the_frames_before_the_cut(tmp_path: Path, suffix: str) -> None:
+    how = KINDS.get(suffix, {"codec": "mpeg2video", "rate": 25, "gop": 6})
+    path = write_video(tmp_path / f"v.{suffix}", 40, **how)  # type: ignore[arg-type]
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) * 6 // 10])
+    start = time.monotonic()
+    table = frame_table(path)
+    assert 5 < len(table) < 40
+    cursor = VideoCursor(path, table)
+    order = list(range(len(table)))
+    random.Random(1).shuffle(order)
+    read = {}
+    for number in order:
+        try:
+            read[number] = number_of(cursor.frame(number))
+        except UnreadableImageError as error:
+            assert f"frame {number}" in error.reason  # noqa: PT017 some frames before a cut don't decode, some do
+    assert len(read) >= len(table) - 3
+    assert sum(number == told for number, told in read.items()) >= len(read) - 3
+    assert time.monotonic() - start < 30
+
+
+def test_a_file_without_its_key_frame_is_refused_or_read_the_same_in_any_order(tmp_path: Path) -> None:
+    whole = write_video(tmp_path / "whole.mkv", 20, gop=1000)
+    for kind in ("mkv", "ts"):
+        path = tmp_path / f"headless.{kind}"
+        with av.open(str(whole)) as source, av.open(str(path), "w") as target:
+            stream = target.add_stream_from_template(source.streams.video[0])
+            for packet in list(source.demux(video=0))[1:]:
+                if packet.size:
+                    packet.stream = stream
+                    target.mux(packet)
+        start = time.monotonic()
+        assert _told(path, 1) == _told(path, 2)
+        assert len(_told(path, 1)) <= 19
+        assert time.monotonic() - start < 30
+
+
+def _told(path: Path, seed: int) -> list[str]:
+    """As `_digests`, with the reason in place of a frame, or of the file, that does not decode."""
+    try:
+        table = frame_table(path)
+    except UnreadableVideoError as error:
+        return [error.reason]
+    cursor = VideoCursor(path, table)
+    order = list(range(len(table)))
+    random.Random(seed).shuffle(order)
+    found = {}
+    for number in order:
+        try:
+            found[number] = hashlib.sha256(cursor.frame(number).tobytes()).hexdigest()
+        except UnreadableImageError as error:
+            found[number] = error.reason
+    return [found[number] for number in range(len(table))]
+
+
+def test_a_wrong_duration_in_the_header_changes_nothing(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "v.mp4", 20)
+    before = frame_table(path)
+    raw = bytearray(path.read_bytes())
+    for box in (b"mvhd", b"mdhd"):  # version 0: type, version and flags, two dates, units a second, duration
+        place = raw.find(box) + 4 + 4 + 8 + 4
+        assert int.from_bytes(raw[place : place + 4], "big") < 10**6
+        raw[place : place + 4] = (2**31 - 1).to_bytes(4, "big")
+    path.write_bytes(raw)
+    after = frame_table(path)
+    assert np.array_equal(before.times, after.times)
+    cursor = VideoCursor(path, after)
+    assert [number_of(cursor.frame(number)) for number in (19, 3, 11)] == [19, 3, 11]
+
+
+def test_a_day_long_video_is_a_table_like_any_other(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "v.mkv", 25, rate=1, stamps=[3600 * hour for hour in range(25)])
+    table = frame_table(path)
+    assert table.times[-1] == 86_400
+    assert table.steady
+    cursor = VideoCursor(path, table)
+    assert [number_of(cursor.frame(number)) for number in (24, 0, 13)] == [24, 0, 13]
+
+
+@pytest.mark.slow
+def test_frames_of_8k_are_read_and_larger_ones_refused(tmp_path: Path) -> None:
+    path = tmp_path / "v.mkv"
+    for height, width in ((4320, 7680), (6000, 10_000)):
+        with av.open(str(path), "w") as container:
+            stream = container.add_stream("mjpeg", rate=1)
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuvj420p"
+            container.mux(stream.encode(av.VideoFrame(width, height, "yuvj420p")))
+            container.mux(stream.encode())
+        start = time.monotonic()
+        if height == 4320:
+            assert VideoCursor(path, frame_table(path)).frame(0, side=96).shape == (54, 96, 3)
+        else:
+            with pytest.raises(UnreadableVideoError, match="frames of 10000 x 6000, more than the limit"):
+                frame_table(path)
+        assert time.monotonic() - start < 30
+
+
+# --------------------------------------------------------------------------------------------- kept tables
+
+
+def test_unchanged_videos_are_not_looked_through_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "v").mkdir()
+    for number in range(3):
+        write_video(tmp_path / "v" / f"{number}.{('mp4', 'avi', 'mkv')[number]}", 20 + number)
+    (tmp_path / "v" / "broken.mp4").write_bytes(b"\0" * 50)
+    cache = tmp_path / "cache" / "frames.tables"
+    first = open_videos(tmp_path / "v", tables=cache)
+    looked: list[str] = []
+
+    def looks(path: Path, limits: VideoLimits | None = None) -> FrameTable:
+        looked.append(path.name)
+        return frame_table(path, limits)
+
+    monkeypatch.setattr("mocokit.data.videos.frame_table", looks)
+    again = open_videos(tmp_path / "v", tables=cache)
+    assert looked == ["broken.mp4"]
+    for one, other in zip(first.tables, again.tables, strict=True):
+        assert np.array_equal(one.times, other.times)
+        assert np.array_equal(one.keys, other.keys)
+        assert (one.stamps is None) == (other.stamps is None)
+        assert one.stamps is None or np.array_equal(one.stamps, other.stamps)
+        assert (one.height, one.width) == (other.height, other.width)
+    assert first.index.hash == again.index.hash
+    looked.clear()
+    write_video(tmp_path / "v" / "0.mp4", 12)
+    os.utime(tmp_path / "v" / "1.avi", ns=(1, 1))
+    changed = open_videos(tmp_path / "v", tables=cache)
+    assert sorted(looked) == ["0.mp4", "1.avi", "broken.mp4"]
+    assert [len(table) for table in changed.tables] == [12, 21, 22]
+    looked.clear()
+    kept = cache.read_bytes()
+    for damaged in (kept[:-1], b"{}\n", b"", kept.replace(b"frames", b"framez", 1), kept[:-8] + b"\1" * 8):
+        cache.write_bytes(damaged)
+        assert [len(table) for table in open_videos(tmp_path / "v", tables=cache).tables] == [12, 21, 22]
+        assert cache.read_bytes() == kept
+    assert len(looked) == 5 * 4
+
+
+def test_other_limits_do_not_use_what_was_kept(tmp_path: Path) -> None:
+    (tmp_path / "v").mkdir()
+    write_video(tmp_path / "v" / "a.mp4", 20)
+    open_videos(tmp_path / "v", tables=tmp_path / "t")
+    with pytest.raises(DataError, match="more than 5 frames"):
+        open_videos(tmp_path / "v", tables=tmp_path / "t", limits=VideoLimits(max_frames=5))

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from mocokit.data.generated_videos import MOTIONS, moving_shapes
+from mocokit.data.generated_videos import MOTIONS, generated_name, moving_shapes
 from mocokit.data.pixels import build_pixel_store, side_for
 from mocokit.data.randomness import sample_id
 from mocokit.data.sources import open_source
@@ -179,6 +179,15 @@ def test_moving_shapes_are_the_same_every_time_and_balanced() -> None:
     assert one.labelled_by("shape").index.class_names == ("disc", "square", "diamond")
     with pytest.raises(UsageError, match="motion, shape, color"):
         one.labelled_by("size")
+
+
+def test_a_seed_in_the_name_gives_other_videos() -> None:
+    zero, named, seven = (open_videos(spec) for spec in ("moving-shapes", "moving-shapes-0", "moving-shapes-7"))
+    assert np.array_equal(zero.reader(123).frame(7), named.reader(123).frame(7))
+    assert np.array_equal(seven.reader(123).frame(7), moving_shapes(7).read(123, 7))
+    assert zero.index.hash == named.index.hash != seven.index.hash
+    assert seven.name == "moving-shapes-7"
+    assert [generated_name(spec) for spec in ("moving-shapes-x", "moving-shapes-", "shapes-1", "-1")] == [None] * 4
 
 
 def centres(frames: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from mocokit.contrast.encoders import EncoderConfig
 from mocokit.contrast.steps import ContrastConfig
+from mocokit.data.generated_videos import generated_name
 from mocokit.data.views import ViewConfig, view_recipe
 from mocokit.training.optim import OptimConfig
 from mocokit.training.settings import RunConfig, TrainConfig
@@ -396,7 +397,7 @@ def auto_recipe(spec: str, images: int) -> str:
     """The recipe that `auto` stands for."""
     if spec in ("digits", "moved-digits"):
         return "digits"
-    if spec == "moving-shapes":
+    if generated_name(spec) is not None:
         return "moving-shapes"
     return "small" if images < 200_000 else "moco-v2"
 

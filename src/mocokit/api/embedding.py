@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from mocokit import files
-from mocokit.data.sources import ImageSource, open_source
 from mocokit.errors import UsageError
 from mocokit.exporting.loading import freeze
 from mocokit.exporting.trained import Place, Trained, open_trained
 from mocokit.retrieval import embedding
 from mocokit.retrieval.embedding import Embedded, EmbedPlan, Parts
+from mocokit.retrieval.encode import Source
+from mocokit.retrieval.sources import Reading, open_rows, reading_of
 from mocokit.training import runlog
 from mocokit.training.allocator import keep_freed_memory
 from mocokit.training.state import pick_device
@@ -40,7 +41,8 @@ def embed(
 ) -> Embedded | None:
     """Write vectors, map and neighbours of all images of `data` to the Parquet file `out`, and a manifest beside it.
 
-    readout: `h`, `z`, `key-h` or `key-z`. thumbnail: longer side of thumbnails in pixels, 0 for none. map: `pca`,
+    Of a run on clips the rows are the clips of the videos in `data`, of one on frames their frames. readout: `h`, `z`,
+    `key-h` or `key-z`. thumbnail: longer side of thumbnails in pixels, 0 for none. map: `pca`,
     `tsne`, `umap` or `none`. exclude: a list of samples to leave out. shard: "2/8" computes the second of eight
     shares of the parts and returns None; called without, what is missing is computed and the file is written.
     Interrupted, it goes on where it stopped. Raises UsageError, DataError, DamagedError, StorageError, LockedError.
@@ -53,11 +55,12 @@ def embed(
     path = Path(out)
     if path.suffix != ".parquet" or path.is_dir():
         raise UsageError(f"--out must be a file that ends in .parquet. Got {str(out)!r}.")
-    source = open_data(data, split, label_column, group_column, progress, exclude)
+    reading = reading_of(opened, str(data))
+    source = open_data(data, reading, split, label_column, group_column, progress, exclude)
     frozen = freeze(opened, readout, pick_device(device))
     vectors_of = facts_of(opened, readout, source)
     made_of = vectors_of | {"plan": asdict(plan)}
-    side, step, count = embedding.part_rows(source, frozen.views.size)
+    side, step, count = embedding.part_rows(source, frozen.views.size, frozen.clip)
     files.make_folder(path.parent)
     parts = Parts(path, vectors_of | {"thumbnail": thumbnail, "rows_of_a_part": step}, count)
     with parts.claim() if share is None else contextlib.nullcontext():
@@ -95,20 +98,23 @@ def embed(
 
 def open_data(
     data: str | Path,
+    reading: Reading | None,
     split: str | None,
     label_column: str | None,
     group_column: str | None,
     progress: runlog.Progress,
     exclude: str | Path | None = None,
-) -> ImageSource:
+) -> Source:
     """The source, with what was passed over said."""
-    source = open_source(str(data), split=split, label_column=label_column, group_column=group_column, exclude=exclude)
+    source = open_rows(
+        str(data), reading, split=split, label_column=label_column, group_column=group_column, exclude=exclude
+    )
     for line in source.report.lines():
         progress.say(line)
     return source
 
 
-def facts_of(trained: Trained, readout: str, source: ImageSource) -> dict[str, Any]:
+def facts_of(trained: Trained, readout: str, source: Source) -> dict[str, Any]:
     """What vectors are made of: which weights, which readout, which rows."""
     made_of = {"weights": trained.weights, "step": trained.step, "readout": readout}
     return made_of | {"data": source.name, "index": source.index.hash}

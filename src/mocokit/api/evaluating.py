@@ -105,13 +105,14 @@ def evaluate(
         for run in sorted(opened, key=lambda one: str(one.path.resolve())):
             files.make_folder(run.folder.evaluation)
             locks.enter_context(files.RunLock(run.folder.evaluation))
-        data = _open_labelled(
-            str(labelled),
+        data = open_labelled_for(
             first,
-            label_column,
-            group_column,
-            exclude,
-            lambda done, total: progress.show(f"reading labelled data  {done}/{total}"),
+            str(labelled),
+            label_column=label_column,
+            group_column=group_column,
+            exclude=exclude,
+            cache=first.path / "cache" / "labelled.u8",
+            progress=lambda done, total: progress.show(f"reading labelled data  {done}/{total}"),
         )
         if isinstance(data, VideoData) and (baseline or counterfactual):
             flag = "--baseline" if baseline else "--counterfactual"
@@ -139,30 +140,24 @@ def evaluate(
     return result
 
 
-def _open_labelled(
-    spec: str,
+def open_labelled_for(
     run: Run,
+    spec: str,
+    *,
     label_column: str | None,
     group_column: str | None,
     exclude: str | Path | None,
     progress: Callable[[int, int], None],
+    cache: Path | None = None,
 ) -> LabelledData | VideoData:
     """Labelled videos where the run reads clips, or frames and these are videos; else images."""
-    config, size, cache = run.config, run.config.views.size, run.path / "cache" / "labelled.u8"
+    config, size = run.config, run.config.views.size
     columns: dict[str, Any] = {"label_column": label_column, "group_column": group_column}
     if config.data.video == "clips" or (config.data.video == "frames" and holds_videos(spec)):
         if exclude is not None:
             raise UsageError(f"--exclude is for images; {spec} holds videos. Leave it out.")
         return open_labelled_videos(spec, config.data, size=size, cache=cache, progress=progress, **columns)
     return open_labelled(spec, size=size, cache=cache, progress=progress, exclude=exclude, **columns)
-
-
-def refuse_clips(run: Run, verb: str) -> None:
-    """Raise UsageError for a run on clips where a verb reads images."""
-    if run.config.data.video == "clips":
-        raise UsageError(
-            f"{verb} reads images, and {run.path} was trained on clips of video. Use a run of `--video frames`."
-        )
 
 
 def open_runs(runs: str | Path | Run | Sequence[str | Path | Run], progress: runlog.Progress, verb: str) -> list[Run]:

@@ -11,8 +11,11 @@ import numpy.typing as npt
 
 from mocokit import files
 from mocokit.data.blobs import public_name
+from mocokit.data.clips import ClipConfig, open_clips
+from mocokit.data.pixels import canvas_limit
 from mocokit.data.randomness import permutation
 from mocokit.data.sources import open_source
+from mocokit.data.videos import open_videos
 from mocokit.errors import DamagedError, DataError, UsageError, did_you_mean
 from mocokit.exporting.formats import Format, export_folder
 from mocokit.exporting.loading import FrozenEncoder, freeze
@@ -22,8 +25,8 @@ from mocokit.training import runlog
 from mocokit.training.run import images_of
 
 KIND = "mocokit export"
-SPARE_PICTURES = "shapes"
-"""A generated set, for the parity check where the run's own pictures are no longer there."""
+SPARE_PICTURES, SPARE_CLIPS = "shapes", "moving-shapes"
+"""Generated sets, for the parity check where the run's own pictures are no longer there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Exported:
             "out": str(self.path),
             "format": self.format,
             "files": list(self.files),
-            "images": self.parity.images,
+            self.parity.what: self.parity.images,
             "source": self.parity.source,
             "difference": self.parity.difference,
             "transform_cosine": self.parity.transform_cosine,
@@ -87,8 +90,9 @@ def export(
         progress.warn(f"passed over a damaged checkpoint: {reason}")
     folder = opened.path / "export" / format if out is None else Path(out)
     _may_write(folder, overwrite)
-    pictures, source = _pictures(opened)
-    progress.say(f"{format}: step {opened.step} of {opened.path.name}, compared on {len(pictures)} images of {source}")
+    pictures, source = _pictures(opened) if opened.clips is None else _clips(opened, opened.clips)
+    what = "images" if opened.clips is None else "clips"
+    progress.say(f"{format}: step {opened.step} of {opened.path.name}, compared on {len(pictures)} {what} of {source}")
     contents, parity = export_folder(
         opened,
         format,  # type: ignore[arg-type]
@@ -144,4 +148,28 @@ def _pictures(trained: Trained) -> tuple[list[npt.NDArray[np.uint8]], str]:
             break
     if not found:
         raise DataError(f"None of the pictures of {name} can be read, so nothing can be compared. Check the files.")
+    return found, name
+
+
+def _clips(trained: Trained, config: ClipConfig) -> tuple[list[npt.NDArray[np.uint8]], str]:
+    """32 clips [T, H, W, 3] to compare on, chosen and fallen back on like `_pictures`."""
+    source, name = None, SPARE_CLIPS
+    if trained.run is not None:
+        data = trained.run.config.data
+        try:
+            videos = open_videos(data.spec, split=data.split, label_column=data.label_column, workers=2)
+            source, name = open_clips(videos, config), videos.name
+        except (UsageError, DataError):
+            name = f"{SPARE_CLIPS} ({public_name(data.spec)} is not there)"
+    source = source or open_clips(open_videos(SPARE_CLIPS), config)
+    limit, found = canvas_limit(trained.views.size), []
+    for row in permutation(0, 0, source.index.ids)[: 4 * IMAGES].tolist():
+        try:
+            found.append(source.read(row, limit))
+        except DataError:
+            continue  # a clip with a frame that does not decode was counted and named by the run
+        if len(found) == IMAGES:
+            break
+    if not found:
+        raise DataError(f"None of the clips of {name} can be read, so nothing can be compared. Check the files.")
     return found, name

@@ -8,30 +8,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from mocokit import files
-from mocokit.api.evaluating import open_runs, refuse_clips
+from mocokit.api.evaluating import open_labelled_for, open_runs
 from mocokit.data.pixels import build_pixel_store, side_for
+from mocokit.data.randomness import sample_id
 from mocokit.data.sources import open_source
+from mocokit.data.videos import holds_videos, open_videos
 from mocokit.errors import DataError, UsageError
 from mocokit.evaluation.budgets import Budget, parse_budgets
 from mocokit.evaluation.curve import ARMS, CurvePoint, curve_points, curve_rows, curve_table, labels_to_match
-from mocokit.evaluation.features import frozen, gather, plain_batches
+from mocokit.evaluation.features import Ints, Pixels, frozen, gather, plain_batches
 from mocokit.evaluation.few_labels import CellKey, FewLabels, answers_of, best_cell, fit_cells
-from mocokit.evaluation.labelled import LabelledData, open_labelled
+from mocokit.evaluation.labelled import LabelledData
+from mocokit.evaluation.labelled_videos import VideoData, sample_videos
 from mocokit.evaluation.metrics import calibration
-from mocokit.evaluation.overlap import pretraining_overlap
+from mocokit.evaluation.overlap import Overlap, pretraining_overlap
 from mocokit.evaluation.protocol import Ledger, plan_hash
 from mocokit.evaluation.table import csv_text
-from mocokit.evaluation.tuned_folder import Cell, TunedFolder, claim_tuned, commit_model, load_tuned
-from mocokit.evaluation.tuning import TuneSettings
+from mocokit.evaluation.tuned_folder import Cell, TunedFolder, TunedModel, claim_tuned, commit_model, load_tuned
+from mocokit.evaluation.tuning import TuneSettings, mean_by
+from mocokit.evaluation.video_overlap import video_overlap
 from mocokit.reporting import plots
 from mocokit.reporting.curves import few_label_figure
 from mocokit.training import runlog
 from mocokit.training.allocator import keep_freed_memory
 from mocokit.training.precision import num_threads
 from mocokit.training.run import Run
+from mocokit.training.settings import DataConfig
 from mocokit.training.state import pick_device
 
 DEFAULT_BUDGETS = "1,5,10,all"
@@ -74,6 +80,9 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tune with few labels against from scratch, a frozen probe and frozen random weights; draw the curve.
 
+    Of labelled videos (for runs on clips, or on frames) the labels are of videos: a video is learned from its clips and
+    judged by the mean over them, and no video is in two splits.
+
     runs: one run, or several of one recipe that differ in their seed. labelled: data with labels, split as `evaluate`
     splits them. labels_per_class: budgets such as "1,5,10,all"; or label_fraction, such as "0.01,0.1,1". draws: label
     sets for each budget and run. exclude: a list of samples to leave out. settings: how every cell is
@@ -86,7 +95,6 @@ def finetune(
     keep_freed_memory()
     progress = runlog.Progress(quiet=quiet)
     opened = open_runs(runs, progress, "finetune")
-    refuse_clips(opened[0], "finetune")
     named = labels_per_class if labels_per_class or label_fraction else DEFAULT_BUDGETS
     budgets = parse_budgets(named, label_fraction)
     if draws < 1:
@@ -97,13 +105,13 @@ def finetune(
         raise UsageError(f"--threads must be at least 1. Got {threads}.")
     settings = settings or TuneSettings()
     first = opened[0].config
-    data = open_labelled(
+    data = open_labelled_for(
+        opened[0],
         str(labelled),
-        size=first.views.size,
         label_column=label_column,
         group_column=group_column,
         exclude=exclude,
-        progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
+        progress=lambda done, total: progress.show(f"reading labelled data  {done}/{total}"),
     )
     task = FewLabels(opened, data, settings, draws=draws, seed=seed, device=pick_device("auto"))
     budgets = _by_size(task, budgets)
@@ -155,7 +163,8 @@ def _finish(
         points += curve_points(answers, budget.name, labels, truth, n_classes=data.n_classes, groups=groups)
     matches = labels_to_match(points)
     replicates = f"{len(runs)} seed{'s' if len(runs) > 1 else ' (this run only)'}, {task.draws} label draws"
-    table = curve_table(points, matches, len(test), replicates)
+    tested = f"{len(test)} test {'videos' if isinstance(data, VideoData) else 'images'}"
+    table = curve_table(points, matches, tested, replicates)
     chance = 1.0 / int((np.bincount(truth, minlength=data.n_classes) > 0).sum())
     best = best_cell(cells, budgets[-1])
     chosen = cells[best]
@@ -175,7 +184,7 @@ def _finish(
         "seeds": len(runs),
         "draws": task.draws,
         "chance": chance,
-        "pretraining_saw_test_images": pretraining_overlap(runs, data).text,
+        "pretraining_saw_test_images": _overlap(runs, data).text,
         "cells": {key.name: cell.facts for key, cell in cells.items()},
         "model": model,
         "table": table,
@@ -186,7 +195,7 @@ def _finish(
         arm: [(one.labels, one.accuracy.mean, one.accuracy.low, one.accuracy.high) for one in points if one.arm == arm]
         for arm in ARMS
     }
-    figure = few_label_figure(arms, title=f"{data.name}: {len(test)} test images, {replicates}", chance=chance)
+    figure = few_label_figure(arms, title=f"{data.name}: {tested}, {replicates}", chance=chance)
     plots.save_figure(figure, folder.path / "curve.png")
     if folder.weights(best.name).exists():
         commit_model(folder, best.name, _model_config(task, best, chosen, model, data))
@@ -194,12 +203,18 @@ def _finish(
     return FinetuneResult(folder.path, values)
 
 
+def _overlap(runs: Sequence[Run], data: LabelledData | VideoData) -> Overlap:
+    return video_overlap(runs, data) if isinstance(data, VideoData) else pretraining_overlap(runs, data)
+
+
 def _model_config(
-    task: FewLabels, best: CellKey, chosen: Cell, facts: dict[str, Any], data: LabelledData
+    task: FewLabels, best: CellKey, chosen: Cell, facts: dict[str, Any], data: LabelledData | VideoData
 ) -> dict[str, Any]:
     """All that is needed to use the weights: architecture, preprocessing, classes, temperature; and where from."""
     config = task.runs[best.run].config.to_dict()
+    read = {name: config["data"][name] for name in ("video", "frame_rate", "clip_frames", "clip_stride")}
     return {
+        **({"video": read} if isinstance(data, VideoData) else {}),
         "class_names": list(data.index.class_names),
         "encoder": config["encoder"],
         "views": {name: config["views"][name] for name in ("size", "mean", "std")},
@@ -230,17 +245,51 @@ def predict(
     exclude: str | Path | None = None,
     quiet: bool = False,
 ) -> Predictions:
-    """Classify images with a fine-tuned model; `out` becomes a CSV of id, path, class, probability.
+    """Classify images (or videos) with a fine-tuned model; `out` becomes a CSV of id, path, class, probability.
 
-    tuned: a folder made by `finetune`. images: whatever `pretrain` can read; labels are not looked at. An image that
-    can't be read has an empty class. exclude: a list of samples to leave out. Raises UsageError, DataError,
-    DamagedError, StorageError.
+    tuned: a folder made by `finetune`. images: whatever `pretrain` can read; labels are not looked at. A model that was
+    fine-tuned on videos classifies videos, each by the mean over its clips or frames. What can't be read has an empty
+    class. exclude: a list of images to leave out. Raises UsageError, DataError, DamagedError, StorageError.
     """
     progress = runlog.Progress(quiet=quiet)
     if Path(out).is_dir():
         raise UsageError(f"{out} is a folder; --out needs a file, such as predictions.csv.")
     model = load_tuned(Path(tuned))
-    source = open_source(str(images), exclude=exclude)
+    video, spec = model.config.get("video"), str(images)
+    if holds_videos(spec) and video is None:
+        raise UsageError(f"{tuned} was fine-tuned on images, and {spec} holds videos. Fine-tune on labelled videos.")
+    if video is not None and not holds_videos(spec) and (video["video"] == "clips"):
+        raise UsageError(f"{tuned} was fine-tuned on clips of video, and {spec} holds none. Name a folder of videos.")
+    if video is not None and holds_videos(spec):
+        if exclude is not None:
+            raise UsageError(f"--exclude is for images; {spec} holds videos. Leave it out.")
+        names, ids, what, logits, seen = _video_logits(model, spec, DataConfig(spec=spec, **video), progress)
+    else:
+        names, ids, what, logits, seen = _image_logits(model, spec, exclude, progress)
+    sure = torch.softmax(logits.double() / model.temperature, 1).max(1)
+    counts = dict.fromkeys(model.class_names, 0)
+    table = []
+    for row in range(len(names)):
+        name = model.class_names[int(sure.indices[row])] if seen[row] else ""
+        if seen[row]:
+            counts[name] += 1
+        chance = f"{float(sure.values[row]):.6f}" if seen[row] else ""
+        table.append([str(ids[row]), names[row], name, chance])
+    files.write_text(Path(out), csv_text(["id", "path", "class", "probability"], table))
+    unreadable = int((~seen).sum())
+    if unreadable:
+        progress.warn(f"{unreadable} of {len(names)} {what} could not be read; their class is empty in {out}.")
+    made_by = model.config.get("made_by", {})
+    ece = {"held": made_by.get("held_ece"), "test": made_by.get("test_ece")}
+    return Predictions(Path(out), len(names), unreadable, counts, ece)
+
+
+_Said = tuple[Sequence[str], Ints, str, torch.Tensor, npt.NDArray[np.bool_]]
+"""Names and ids of what was classified, what it is called, logits [S, C], and which of it could be read."""
+
+
+def _image_logits(model: TunedModel, spec: str, exclude: str | Path | None, progress: runlog.Progress) -> _Said:
+    source = open_source(spec, exclude=exclude)
     if not len(source.index):
         raise DataError(f"{source.name} has no images.")
     store = build_pixel_store(
@@ -250,27 +299,38 @@ def predict(
         workers=2,
         progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
     )
-    rows, device = np.arange(len(source.index), dtype=np.int64), pick_device("auto")
+    rows = np.arange(len(source.index), dtype=np.int64)
+    logits = _logits(model, store, rows, 128, progress)
+    return source.index.names, source.index.ids, "images", logits, store.readable
+
+
+def _video_logits(model: TunedModel, spec: str, config: DataConfig, progress: runlog.Progress) -> _Said:
+    """The mean logits of each video's clips or frames."""
+    videos = open_videos(spec, workers=2, progress=lambda done, total: progress.show(f"reading videos  {done}/{total}"))
+    for line in videos.report.lines():
+        progress.warn(line)
+    found = sample_videos(videos, config, size=model.size, max_bad=1.0)
+    each = _logits(model, found.store, found.samples, 32, progress)
+    whole = found.videos.index
+    seen = np.isin(np.arange(len(whole)), found.video_of)
+    logits = mean_by(each, found.video_of, len(whole))
+    broken = [name for name, _ in found.videos.report.broken]
+    names, ids = (*whole.names, *broken), np.concatenate([whole.ids, np.array([*map(sample_id, broken)], np.int64)])
+    return (
+        names,
+        ids,
+        "videos",
+        torch.cat([logits, logits.new_zeros(len(broken), logits.shape[1])]),
+        np.concatenate([seen, np.zeros(len(broken), np.bool_)]),
+    )
+
+
+def _logits(model: TunedModel, store: Pixels, rows: Ints, batch: int, progress: runlog.Progress) -> torch.Tensor:
+    device = pick_device("auto")
     network = model.model.to(device)
     with frozen(network):
-        views = plain_batches(store, rows, size=model.size, mean=model.mean, std=model.std, batch=128, device=device)
+        views = plain_batches(store, rows, size=model.size, mean=model.mean, std=model.std, batch=batch, device=device)
         (logits,) = gather(
             lambda x: (network(x),), views, len(rows), lambda done, total: progress.show(f"classified  {done}/{total}")
         )
-    sure = torch.softmax(logits.double() / model.temperature, 1).max(1)
-    readable = store.readable
-    counts = dict.fromkeys(model.class_names, 0)
-    table = []
-    for row in rows.tolist():
-        name = model.class_names[int(sure.indices[row])] if readable[row] else ""
-        if readable[row]:
-            counts[name] += 1
-        chance = f"{float(sure.values[row]):.6f}" if readable[row] else ""
-        table.append([str(source.index.ids[row]), source.index.names[row], name, chance])
-    files.write_text(Path(out), csv_text(["id", "path", "class", "probability"], table))
-    unreadable = int((~readable).sum())
-    if unreadable:
-        progress.warn(f"{unreadable} of {len(rows)} images could not be read; their class is empty in {out}.")
-    made_by = model.config.get("made_by", {})
-    ece = {"held": made_by.get("held_ece"), "test": made_by.get("test_ece")}
-    return Predictions(Path(out), len(rows), unreadable, counts, ece)
+    return logits

@@ -8,11 +8,13 @@ from pathlib import Path
 import torch
 
 from mocokit import files
+from mocokit.api.evaluating import open_labelled_for
 from mocokit.errors import UsageError
 from mocokit.evaluation.features import extract
 from mocokit.evaluation.labelled import LabelledData, open_labelled
+from mocokit.evaluation.labelled_videos import VideoData, by_video
 from mocokit.evaluation.verdict import verdict_line
-from mocokit.exporting.trained import open_trained
+from mocokit.exporting.trained import Trained, open_trained
 from mocokit.retrieval.encode import Ints
 from mocokit.retrieval.judging import SearchScores, by_id, judge_search
 from mocokit.retrieval.layout import read_vectors
@@ -60,7 +62,19 @@ def search_eval(
             progress=lambda done, total: progress.show(f"reading images  {done}/{total}"),
         )
 
-    data = data_for(opened[0].config.views.size)
+    data: LabelledData | VideoData
+    if opened[0].config.data.video == "off":
+        data = data_for(opened[0].config.views.size)
+    else:
+        data = open_labelled_for(
+            opened[0],
+            str(labelled),
+            label_column=label_column,
+            group_column=group_column,
+            exclude=None,
+            cache=opened[0].path / "cache" / "labelled.u8",
+            progress=lambda done, total: progress.show(f"reading labelled data  {done}/{total}"),
+        )
     named = dict(_named(text, data, data_for, chosen) for text in against)
     if len(named) < len(against):
         raise UsageError("Two of --against have the same name.")
@@ -74,7 +88,7 @@ Vectors = Callable[[Ints], torch.Tensor]
 
 
 def _named(
-    text: str, data: LabelledData, data_for: Callable[[int], LabelledData], device: torch.device
+    text: str, data: LabelledData | VideoData, data_for: Callable[[int], LabelledData], device: torch.device
 ) -> tuple[str, Vectors]:
     """A baseline by name: vectors from a file by id, or another run's features."""
     name, sign, place = text.partition("=")
@@ -85,6 +99,10 @@ def _named(
         ids, vectors = read_vectors(path)
         return name, lambda rows: by_id(ids, vectors, data.index.ids[rows], place)
     trained = open_trained(path)
+    if isinstance(data, VideoData):
+        return name, _video_features(trained, data, device)
+    if trained.clips is not None:
+        raise UsageError(f"--against {text}: {place} reads clips of video, and {data.name} holds images.")
 
     def features(rows: Ints) -> torch.Tensor:
         views = trained.views
@@ -92,6 +110,23 @@ def _named(
         return extract(encoder, same.store, rows, size=views.size, mean=views.mean, std=views.std, device=device).h
 
     return name, features
+
+
+def _video_features(trained: Trained, data: VideoData, device: torch.device) -> Vectors:
+    """Another run's vectors of videos, where it reads the same clips (or frames) at the same size."""
+    same = data.clips.source.config if data.clips is not None else None
+    if (trained.clips is None) != (same is None) or (trained.clips and same and trained.clips.span != same.span):
+        raise UsageError(f"{trained.path} reads other samples of videos than the runs that are judged. Judge it apart.")
+
+    def features(videos: Ints) -> torch.Tensor:
+        rows, place = data.of(videos)
+        views, encoder = trained.views, trained.encoder().to(device)
+        found = extract(
+            encoder, data.store, rows, size=views.size, mean=views.mean, std=views.std, batch=64, device=device
+        )
+        return by_video(found.h, place, len(videos))
+
+    return features
 
 
 def search_table(result: SearchScores) -> str:
@@ -103,7 +138,7 @@ def search_table(result: SearchScores) -> str:
         cells = (f"{100 * one.mean:5.1f} [{100 * one.low:5.1f}, {100 * one.high:5.1f}]" for one in row.values())
         lines.append(f"{name:<{width}}" + "".join(f"  {cell:>21}" for cell in cells))
     lines.append(
-        f"{result.queries} of {result.gallery} test images asked; each is searched among the others. "
+        f"{result.queries} of {result.gallery} test {result.verdict.judged} asked; each is searched among the others. "
         f"The test split has been read {result.test_readings} time(s) for this run."
     )
     lines.append(verdict_line(result.verdict))

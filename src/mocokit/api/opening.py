@@ -43,6 +43,8 @@ def read_config(config_file: Path | None) -> FromFile:
     return configuration.read_yaml(config_file) if config_file else {}
 
 
+VIDEO_TABLES = "frames.tables"
+"""The file in a run's cache that keeps the tables of frames of its videos."""
 Source = ImageSource | ClipSource
 """What is trained on: pictures (frames of videos among them), or clips."""
 Store = PixelStore | ClipStore
@@ -50,7 +52,11 @@ Progress = Callable[[int, int], None]
 
 
 def configure(
-    data: str, options: PretrainOptions, from_file: FromFile, progress: Progress | None = None
+    data: str,
+    options: PretrainOptions,
+    from_file: FromFile,
+    progress: Progress | None = None,
+    tables: Path | None = None,
 ) -> tuple[Source, RunConfig]:
     in_data = from_file.get("data", {})
     label_column = options.label_column or in_data.get("label_column")
@@ -65,7 +71,7 @@ def configure(
         if exclude is not None:
             raise UsageError("--exclude is for images; leave it out, and the videos out of the folder or list.")
         settings = dataclasses.replace(settings, split=wanted, label_column=label_column, group_column=group_column)
-        source, split = open_moving(settings, stride, progress)
+        source, split = open_moving(settings, stride, progress, tables)
     pictures = source.frames if isinstance(source, ClipSource) else source
     native = native_side(pictures)
     config = configuration.assemble(
@@ -105,14 +111,18 @@ def video_settings(data: str, options: PretrainOptions, in_data: Mapping[str, An
 
 
 def open_moving(
-    settings: DataConfig, stride: int | None, progress: Progress | None = None
+    settings: DataConfig, stride: int | None, progress: Progress | None = None, tables: Path | None = None
 ) -> tuple[Source, str | None]:
-    """Frames or clips of videos, and the split that is used (see `open_images`). stride: None = the usual one."""
+    """Frames or clips of videos, and the split that is used (see `open_images`). stride: None = the usual one.
+
+    tables: a file that keeps the tables of frames (see `open_videos`).
+    """
     videos = open_videos(
         settings.spec,
         label_column=settings.label_column,
         group_column=settings.group_column,
         workers=2,
+        tables=tables,
         progress=progress,
     )
     split = settings.split
@@ -130,11 +140,11 @@ def clip_config(settings: DataConfig, stride: int) -> ClipConfig:
     return ClipConfig(frames=settings.clip_frames, stride=stride, speed=settings.clip_speed, max_gap=settings.max_gap)
 
 
-def reopen(data: str, config: DataConfig, progress: Progress | None = None) -> Source:
-    """What a run was started on, opened again as its configuration says."""
+def reopen(data: str, config: DataConfig, progress: Progress | None = None, tables: Path | None = None) -> Source:
+    """What a run was started on, opened again as its configuration says. tables: as in `open_moving`."""
     if config.video == "off":
         return reopen_images(data, config)
-    return open_moving(dataclasses.replace(config, spec=data), config.clip_stride, progress)[0]
+    return open_moving(dataclasses.replace(config, spec=data), config.clip_stride, progress, tables)[0]
 
 
 def build_store(

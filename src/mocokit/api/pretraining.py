@@ -17,7 +17,7 @@ import torch
 from mocokit import config as configuration
 from mocokit import files
 from mocokit.api.measuring import monitor_of, open_monitor, probe_of
-from mocokit.api.opening import Store, build_store, configure, open_store, options_from, read_config
+from mocokit.api.opening import VIDEO_TABLES, Store, build_store, configure, open_store, options_from, read_config
 from mocokit.api.starting import (
     begin_from_weights,
     digests,
@@ -182,7 +182,11 @@ def _pretrain(
         from_file = read_config(config_file)
         if stored is None:
             source, config = configure(
-                data, options, from_file, lambda done, total: progress.show(f"looking at videos  {done}/{total}")
+                data,
+                options,
+                from_file,
+                lambda done, total: progress.show(f"looking at videos  {done}/{total}"),
+                run.path / "cache" / VIDEO_TABLES,
             )
         else:
             if config_file is not None:

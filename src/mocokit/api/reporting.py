@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torch.nn import functional as F
 
 from mocokit import files
-from mocokit.api.opening import Source, Store, build_store, reopen
+from mocokit.api.opening import VIDEO_TABLES, Source, Store, build_store, reopen
 from mocokit.api.telling import picture_of, strip
 from mocokit.data.loader import BatchLoader, BatchPlan
 from mocokit.data.pixels import PixelStore, read_skipped
@@ -162,7 +162,7 @@ def _own_images(config: RunConfig, path: Path, progress: runlog.Progress) -> tup
     """The images the run was trained on, or why they can't be shown."""
     data = config.data
     try:
-        source = reopen(data.spec, data)
+        source = reopen(data.spec, data, tables=path / "cache" / VIDEO_TABLES)
         if source.index.hash != data.index_hash:
             return None, "the run's images are not those it was trained on any more"
         store = build_store(

@@ -12,18 +12,23 @@ import numpy as np
 import numpy.typing as npt
 
 from mocokit.api.embedding import facts_of, open_data
+from mocokit.data.clips import open_clips
 from mocokit.data.generated import GENERATED
+from mocokit.data.generated_videos import generated_name
 from mocokit.data.pixels import canvas_limit, fit_picture
-from mocokit.data.sources import ImageSource, open_source
+from mocokit.data.sources import open_source
+from mocokit.data.videos import is_video_file, open_videos
 from mocokit.errors import DataError, UsageError
+from mocokit.evaluation.labelled_videos import SAMPLES_PER_VIDEO
 from mocokit.exporting.loading import FrozenEncoder, Picture, as_rgb, freeze
-from mocokit.exporting.trained import Place, is_trained, open_trained
+from mocokit.exporting.trained import Place, Trained, is_trained, open_trained
 from mocokit.retrieval import index as store
 from mocokit.retrieval import query as asking
-from mocokit.retrieval.encode import Encoded, encode_pictures, encode_source, unit
+from mocokit.retrieval.encode import Encoded, Source, encode_pictures, encode_source, unit
 from mocokit.retrieval.index import SearchIndex
 from mocokit.retrieval.query import Filter, Hit
 from mocokit.retrieval.rows import rows_of_index
+from mocokit.retrieval.sources import Reading, clips_of, reading_of
 from mocokit.training import runlog
 from mocokit.training.state import pick_device
 
@@ -63,7 +68,7 @@ def search_build(
     overwrite: bool = False,
     quiet: bool = False,
 ) -> Change:
-    """Make an index over the images of `data`, in RUN/search when `out` is None.
+    """Make an index over the images of `data`, in RUN/search when `out` is None; over clips for a run on clips.
 
     kind: `exact`, `hnsw`, `ivf`, or `auto` (exact up to 200,000 images, then HNSW); the recall@10 of an approximate
     one against exact search is measured. exclude: a list of samples to leave out. Raises UsageError, DataError,
@@ -73,13 +78,14 @@ def search_build(
     path = opened.path / "search" if out is None else Path(out)
     progress = runlog.Progress(quiet=quiet)
     with store.claim_index(path, overwrite=overwrite):
-        source = open_data(data, split, label_column, group_column, progress, exclude)
+        reading = reading_of(opened, str(data))
+        source = open_data(data, reading, split, label_column, group_column, progress, exclude)
         frozen = freeze(opened, readout, pick_device(device))
         encoded = _encode(frozen, source, max_bad, progress)
         made_by = facts_of(opened, readout, source)
         facts: dict[str, Any] = {key: made_by[key] for key in ("weights", "step", "readout")}
         facts["run"] = os.path.relpath(opened.path.resolve(), path.resolve())
-        facts["sources"] = [_source_facts(data, source, split, label_column, group_column)]
+        facts["sources"] = [_source_facts(data, source, reading, split, label_column, group_column)]
         rows = rows_of_index(source.index, encoded.rows, 0)
         index = store.commit(store.new_index(path, encoded.vectors, rows, facts, kind))
         progress.say(recall_line(index))
@@ -108,16 +114,18 @@ def search_add(
     progress = runlog.Progress(quiet=quiet)
     with store.claim_index(path, overwrite=None):
         opened = store.open_index(path)
-        source = open_data(data, split, label_column, group_column, progress, exclude)
+        trained = _trained_of(opened)
+        reading = reading_of(trained, str(data))
+        source = open_data(data, reading, split, label_column, group_column, progress, exclude)
         there = np.isin(source.index.ids, opened.rows.ids[opened.rows.alive])
         wanted = np.arange(len(source.index)) if again else np.flatnonzero(~there)
         if not len(wanted):
             return Change(opened, already=int(there.sum()))
-        frozen = encoder_of(opened, device)
+        frozen = freeze(trained, opened.facts["readout"], pick_device(device))
         part = source.subset(wanted)
         encoded = _encode(frozen, part, max_bad, progress)
         facts = dict(opened.facts)
-        facts["sources"] = [*facts["sources"], _source_facts(data, source, split, label_column, group_column)]
+        facts["sources"] = [*facts["sources"], _source_facts(data, source, reading, split, label_column, group_column)]
         rows = rows_of_index(part.index, encoded.rows, len(facts["sources"]) - 1)
         changed = store.with_added(replace(opened, facts=facts), encoded.vectors, rows)
         committed = store.commit(changed)
@@ -171,7 +179,8 @@ def search_query(
 ) -> list[Answer]:
     """The k most similar images of each picture (files, folders, arrays) and of each stored id, most similar first.
 
-    together: one question, the mean of all. A stored image is left out of its own answer. labels, groups: only images
+    An index of clips is asked with video files, each by the mean of up to 10 of its clips, evenly spread. together: one
+    question, the mean of all. A stored image is left out of its own answer. labels, groups: only images
     with one of them. Raises UsageError, DataError, DamagedError.
     """
     opened = index if isinstance(index, SearchIndex) else store.open_index(index_path(index))
@@ -184,7 +193,7 @@ def search_query(
         frozen = encoder_of(opened, device)
         for name, picture in files_named:
             names.append(name)
-            vectors.append(query_vector(frozen, picture, name))
+            vectors.append(query_vector(frozen, picture, name, clip_reading(opened)))
     chosen = Filter(labels=tuple(labels), groups=tuple(groups))
     if together and len(vectors) > 1:
         mean = unit(np.concatenate(vectors).mean(axis=0, keepdims=True))
@@ -216,6 +225,10 @@ def index_path(place: str | Path) -> Path:
 
 def encoder_of(index: SearchIndex, device: str = "auto") -> FrozenEncoder:
     """The encoder that the index's vectors were made by. Raises UsageError when it is no longer there."""
+    return freeze(_trained_of(index), index.facts["readout"], pick_device(device))
+
+
+def _trained_of(index: SearchIndex) -> Trained:
     path = Path(os.path.normpath(index.path.resolve() / index.facts["run"]))
     advice = "Build the index again with a run that is there."
     step = index.facts["step"]
@@ -224,17 +237,39 @@ def encoder_of(index: SearchIndex, device: str = "auto") -> FrozenEncoder:
     trained = open_trained(path, step)
     if trained.weights != index.facts["weights"]:
         raise UsageError(f"{path} holds other weights than those that made {index.path}. {advice}")
-    return freeze(trained, index.facts["readout"], pick_device(device))
+    return trained
 
 
-def query_vector(frozen: FrozenEncoder, picture: Picture, name: str) -> Floats:
-    """The unit vector [1, D] of one picture. Raises DataError naming it."""
+def clip_reading(index: SearchIndex) -> Reading | None:
+    """How clips were cut for the index; None where its rows are pictures."""
+    reading: Reading | None = index.facts["sources"][0].get("reading")
+    return reading if reading is not None and "clips" in reading else None
+
+
+def query_vector(frozen: FrozenEncoder, picture: Picture, name: str, reading: Reading | None = None) -> Floats:
+    """The unit vector [1, D] of one picture, or of one video for an encoder of clips. Raises DataError naming it."""
+    if frozen.clip:
+        return _video_vector(frozen, picture, name, reading)
     limit = canvas_limit(frozen.views.size)
     try:
         rgb = fit_picture(as_rgb(picture, limit), limit)
     except DataError as error:
         raise DataError(f"{name} can't be used as a question: {error}") from error
     return unit(encode_pictures(frozen, [rgb], limit))
+
+
+def _video_vector(frozen: FrozenEncoder, picture: Picture, name: str, reading: Reading | None) -> Floats:
+    """The unit vector of the mean over a video's clips."""
+    if reading is None or not isinstance(picture, str | Path) or not is_video_file(Path(picture)):
+        raise UsageError(
+            f"{name} is no video file, and the index holds clips of video. Ask with a video file (`mocokit search "
+            "query INDEX clip.mp4`) or with a stored clip."
+        )
+    config = clips_of(reading)
+    assert config is not None
+    source = open_clips(open_videos(picture, workers=1), config)
+    rows = np.unique(np.linspace(0, len(source.index) - 1, min(len(source.index), SAMPLES_PER_VIDEO)).round())
+    return unit(unit(encode_source(frozen, source.subset(rows.astype(np.int64))).vectors).mean(0, keepdims=True))
 
 
 def recall_line(index: SearchIndex) -> str:
@@ -249,7 +284,7 @@ def recall_line(index: SearchIndex) -> str:
     )
 
 
-def _encode(frozen: FrozenEncoder, source: ImageSource, max_bad: float, progress: runlog.Progress) -> Encoded:
+def _encode(frozen: FrozenEncoder, source: Source, max_bad: float, progress: runlog.Progress) -> Encoded:
     return encode_source(
         frozen,
         source,
@@ -259,17 +294,23 @@ def _encode(frozen: FrozenEncoder, source: ImageSource, max_bad: float, progress
 
 
 def _source_facts(
-    data: str | Path, source: ImageSource, split: str | None, label_column: str | None, group_column: str | None
+    data: str | Path,
+    source: Source,
+    reading: Reading | None,
+    split: str | None,
+    label_column: str | None,
+    group_column: str | None,
 ) -> dict[str, Any]:
     """How to open the pictures again. The path stays in the index folder, on this machine."""
     spec = str(data)
-    local = spec not in GENERATED and "://" not in spec
+    local = spec not in GENERATED and generated_name(spec) is None and "://" not in spec
     return {
         "spec": str(Path(spec).absolute()) if local else spec,
         "name": source.name,
         "split": split,
         "label_column": label_column,
         "group_column": group_column,
+        **({} if reading is None else {"reading": reading}),
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mocokit import files
-from mocokit.api.opening import Source, reopen
+from mocokit.api.opening import VIDEO_TABLES, Source, reopen
 from mocokit.contrast.encoders import Encoder
 from mocokit.data.index import SampleIndex
 from mocokit.errors import DamagedError, DataError, UsageError
@@ -65,7 +65,7 @@ def same_images(
     Raises DataError with a list of what differs unless they are those it started with, or `accept_change`: then the
     configuration returned is about the images there are now (`note_change` writes that down).
     """
-    source = reopen(data, config.data)
+    source = reopen(data, config.data, tables=run.path / "cache" / VIDEO_TABLES)
     if source.index.hash == config.data.index_hash:
         return source, config
     if not accept_change:

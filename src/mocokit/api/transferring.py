@@ -56,6 +56,10 @@ def transfer(
     except TypeError as error:
         raise UsageError(f"transfer has no such setting: {error}.") from error
     opened = run if isinstance(run, Run) else load_run(Path(run))
+    if opened.config.encoder.clip:
+        raise UsageError(
+            f"transfer reads images, and {opened.path} was trained on clips of video. Use a run of `--video frames`."
+        )
     keep_freed_memory()
     progress = runlog.Progress(quiet=quiet)
     for reason in opened.found.passed_over:

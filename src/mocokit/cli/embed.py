@@ -43,13 +43,15 @@ def embed(
 
         mocokit embed runs/photos photos/ --out photos.parquet --thumbnail 96
         mocokit embed runs/photos photos/ --out photos.parquet --shard 1/4
+        mocokit embed runs/clips videos/ --out clips.parquet --thumbnail 256
 
     Parameters
     ----------
     run
         A run folder, or one made by `mocokit finetune`.
     data
-        A folder of images, a .csv / .txt list, .parquet, .npz, tar shards, or the name of a built-in set.
+        A folder of images, a .csv / .txt list, .parquet, .npz, tar shards, or the name of a built-in set; for a run
+        on clips or frames a folder or list of videos: one row a clip or frame.
     out
         The .parquet file. A manifest with its SHA-256 is written beside it.
     readout
@@ -65,7 +67,7 @@ def embed(
     max_bad
         Share of unreadable images above which it stops; they are named in the manifest.
     thumbnail
-        Add thumbnails whose longer side is at most this many pixels.
+        Add thumbnails whose longer side is at most this many pixels; of a clip four frames side by side.
     map
         How the 2-D map is made; umap needs umap-learn.
     neighbours

@@ -44,6 +44,7 @@ def finetune(
     Examples:
 
         mocokit finetune runs/scans --labelled labelled/ --out ft/scans --labels-per-class 5,10,50
+        mocokit finetune runs/clips --labelled videos/ --out ft/clips --labels-per-class 5,20,all
         mocokit finetune runs/a runs/b runs/c --labelled data.parquet --out ft/abc --label-fraction 0.01,0.1,1
 
     Parameters
@@ -51,7 +52,8 @@ def finetune(
     runs
         One run, or several that differ in their seed only.
     labelled
-        Labelled data: ROOT/{train,val,test}/CLASS/..., ROOT/CLASS/..., or a table with a label column.
+        Labelled data: ROOT/{train,val,test}/CLASS/..., ROOT/CLASS/..., or a table with a label column. Of videos for
+        runs on clips or frames: labels are then of videos, each judged by the mean over its clips.
     out
         The folder of the curve and the model.
     labels_per_class
@@ -143,13 +145,14 @@ def predict(
     Examples:
 
         mocokit predict ft/scans new-scans/ --out predictions.csv
+        mocokit predict ft/clips new-videos/ --out predictions.csv
 
     Parameters
     ----------
     tuned
         A folder made by `mocokit finetune`.
     images
-        A folder of images, or whatever else `mocokit pretrain` reads.
+        A folder of images, or whatever else `mocokit pretrain` reads; videos for a model fine-tuned on videos.
     out
         The CSV file.
     exclude

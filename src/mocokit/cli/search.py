@@ -51,6 +51,7 @@ def build(
     Examples:
 
         mocokit search build runs/photos photos/
+        mocokit search build runs/clips videos/
         mocokit search build runs/photos photos/ --out indexes/photos --kind hnsw
 
     Parameters
@@ -226,6 +227,7 @@ def query(
 
         mocokit search query runs/photos new.jpg
         mocokit search query runs/photos front.jpg back.jpg --together --labels shoes
+        mocokit search query runs/clips video.mp4
         mocokit search query runs/photos --ids 4120987712037
 
     Parameters

@@ -26,13 +26,20 @@ def build_clip_trunk(name: str, stem: Stem) -> nn.Module | None:
 
     Raises UnknownBackboneError for `stem: small` (none of them has another one) and for widths that make no network.
     """
-    bare = name.removeprefix("torchvision:")
-    small = name == "small-3d" or name.startswith("small-3d-")
-    if not small and bare not in TORCHVISION_VIDEO:
+    found = locate_clip_backbone(name)
+    if found is None:
         return None
     if stem == "small":
         raise UnknownBackboneError(f"`stem: small` has no effect on {name}. Leave it out.")
-    return small_3d(_widths(name)) if small else _torchvision(bare)
+    return small_3d(small_3d_widths(name)) if found[0] == "small-3d" else _torchvision(found[1])
+
+
+def locate_clip_backbone(name: str) -> tuple[str, str] | None:
+    """Where a backbone over time is taken from: ("small-3d" | "torchvision-video", its name there); None for others."""
+    if name == "small-3d" or name.startswith("small-3d-"):
+        return "small-3d", name
+    bare = name.removeprefix("torchvision:")
+    return ("torchvision-video", bare) if bare in TORCHVISION_VIDEO else None
 
 
 def small_3d(widths: tuple[int, ...] = _SMALL_WIDTHS) -> nn.Sequential:
@@ -53,7 +60,8 @@ def small_3d(widths: tuple[int, ...] = _SMALL_WIDTHS) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def _widths(name: str) -> tuple[int, ...]:
+def small_3d_widths(name: str) -> tuple[int, ...]:
+    """The widths of `small-3d` or `small-3d-8-16-...`. Raises UnknownBackboneError."""
     digits = name.removeprefix("small-3d").removeprefix("-")
     if not digits:
         return _SMALL_WIDTHS

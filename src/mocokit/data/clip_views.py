@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mocokit.data.clips import ClipStore
 from mocokit.data.randomness import uniform, word
-from mocokit.data.views import ViewConfig, draw_parameters, render
+from mocokit.data.views import ViewConfig, draw_parameters, make_views, render
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -51,10 +51,21 @@ def _clip_view(
 ) -> Tensor:
     start, stride = draw_stretches(store, rows, ids, seed=seed, epoch=epoch, view=view)
     clips, extents = store.cut(store.source.video[rows], start, stride)
-    sizes = extents.numpy()
-    drawn = draw_parameters(config, sizes, ids, seed=seed, epoch=epoch, views=(view,))
-    B, T = len(rows), clips.shape[2]
-    frames = clips.transpose(1, 2).flatten(0, 1)
+    return moved_view(config, clips, extents, ids, seed=seed, epoch=epoch, view=view)
+
+
+def moved_view(
+    config: ViewConfig, pixels: Tensor, extents: Tensor, ids: Int64Array, *, seed: int, epoch: int, view: int
+) -> Tensor:
+    """One view of pictures uint8 [B, 3, side, side], or of clips [B, 3, T, side, side] whose frames share their draw.
+
+    extents: int64 [B, 2], height and width. Returns float32 [B, 3, size, size] or [B, 3, T, size, size].
+    """
+    if pixels.ndim == 4:
+        return make_views(config, pixels, extents, ids, seed=seed, epoch=epoch, views=(view,))[0]
+    drawn = draw_parameters(config, extents.numpy(), ids, seed=seed, epoch=epoch, views=(view,))
+    B, T = len(pixels), pixels.shape[2]
+    frames = pixels.transpose(1, 2).flatten(0, 1)
     each = drawn.take(np.repeat(np.arange(B), T))
     x = render(config, frames, each)[0]
     return x.view(B, T, *x.shape[1:]).transpose(1, 2).contiguous()

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from mocokit.data.index import SampleIndex
-from mocokit.data.pixels import PixelStore, SkippedSample, build_pixel_store, open_pixel_store, replacements
+from mocokit.data.pixels import (
+    PixelStore,
+    SkippedSample,
+    build_pixel_store,
+    fit_picture,
+    open_pixel_store,
+    replacements,
+)
 from mocokit.data.scan import ScanReport
 from mocokit.data.sources import ImageSource
 from mocokit.data.videos import VideoSet, frame_source, rows_of_videos
@@ -91,6 +98,21 @@ class ClipSource:
         wanted = start[:, None] + stride[:, None] * np.arange(self.config.frames)
         inside: Int64Array = self.begin[video][:, None] + np.minimum(wanted, self.length[video][:, None] - 1)
         return inside
+
+    def subset(self, rows: npt.NDArray[np.integer]) -> ClipSource:
+        """Some of the clips, in the order given; the frames stay."""
+        return replace(self, index=self.index.subset(rows), video=self.video[rows], start=self.start[rows])
+
+    def read(self, row: int, side: int) -> npt.NDArray[np.uint8]:
+        """The frames of a clip, RGB uint8 [T, H, W, 3], shrunk until no side exceeds `side`.
+
+        Clips of one video are best read in their order. Raises UnreadableImageError.
+        """
+        reading = self.frames.frames
+        assert reading is not None
+        stride = np.array([self.config.stride])
+        steps = self.steps(self.video[row : row + 1], self.start[row : row + 1], stride)[0]
+        return np.stack([fit_picture(reading.fitted(frame, side), side) for frame in self.timeline[steps].tolist()])
 
 
 def with_motion(videos: VideoSet) -> VideoSet:

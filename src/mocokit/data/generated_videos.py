@@ -7,7 +7,7 @@ frame tells the motion; red and blue have the same channel sum.
 
 A kick starts fast and slows down, again and again: the one motion that looks different backwards. Mirror images and
 crops leave all four what they are. Every number is a hash of (seed, video, purpose), so each frame is a fixed
-function of the set's seed.
+function of the set's seed: 0, or that in the name, as in `moving-shapes-7`.
 """
 
 from __future__ import annotations
@@ -142,3 +142,12 @@ def _cover(shape: int, down: float, across: float, radius: float) -> FloatArray:
 
 
 GENERATED_VIDEOS: dict[str, Callable[[int], GeneratedVideos]] = {"moving-shapes": moving_shapes}
+
+
+def generated_name(spec: str) -> tuple[str, int] | None:
+    """The generated set that is meant, and its seed (`moving-shapes-7`, 0 where none is named); None for other data."""
+    if spec in GENERATED_VIDEOS:
+        return spec, 0
+    name, _, number = spec.rpartition("-")
+    named = name in GENERATED_VIDEOS and number.isascii() and number.isdigit() and len(number) <= 18
+    return (name, int(number)) if named else None

@@ -21,7 +21,7 @@ from mocokit.data.blobs import public_name
 from mocokit.data.decode import DecodeLimits, UnreadableImageError, decode
 from mocokit.data.exclusion import read_exclude
 from mocokit.data.generated import GENERATED
-from mocokit.data.generated_videos import GENERATED_VIDEOS
+from mocokit.data.generated_videos import generated_name
 from mocokit.data.index import SampleIndex
 from mocokit.data.manifest import Columns, read_csv, read_list
 from mocokit.data.parquet import open_parquet
@@ -176,7 +176,7 @@ def _open_path(path: Path, options: _Options) -> ImageSource:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
-        if str(path) in GENERATED_VIDEOS:
+        if generated_name(str(path)) is not None:
             raise UsageError(f"{path} is a generated set of videos. Add --video clips or --video frames.") from error
         why = "can't be looked at" if isinstance(error, PermissionError) else "does not exist"
         raise UsageError(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import stat
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -301,6 +302,8 @@ class VideoCursor:
         self._av = require_av()
         stamps = () if table.stamps is None else table.stamps.tolist()
         self._numbers = {stamp: number for number, stamp in enumerate(stamps)}
+        self._keys: list[int] = table.keys.tolist()
+        self._fitted: dict[int | None, tuple[int, int]] = {}
         self._reformatter = self._av.video.reformatter.VideoReformatter()
         self._container: Any = None
         self._stream: Any = None
@@ -346,11 +349,10 @@ class VideoCursor:
         here = self._held[0] if self._held is not None else -1
         if not self._open or number < here:
             return False
-        return number == here or self._key_before(number) <= here + 1 or self.table.stamps is None
+        return number <= here + 1 or self.table.stamps is None or self._key_before(number) <= here + 1
 
     def _key_before(self, number: int) -> int:
-        keys = self.table.keys
-        return int(keys[np.searchsorted(keys, number, side="right") - 1])
+        return self._keys[bisect_right(self._keys, number) - 1]
 
     def _start(self, number: int) -> None:
         """Begin decoding at the last key frame up to `number`, or at the file's beginning."""
@@ -400,10 +402,12 @@ class VideoCursor:
 
     def _picture(self, frame: Any, side: int | None) -> UInt8Array:
         turns = frame.rotation // 90 % 4
-        height, width = fitted_size(self.table.height, self.table.width, side)
+        if side not in self._fitted:
+            self._fitted[side] = fitted_size(self.table.height, self.table.width, side)
+        height, width = self._fitted[side]
         if turns % 2:
             height, width = width, height
         method = "AREA" if height < frame.height or width < frame.width else "BICUBIC"
         # One reformatter for all frames: a frame's own would set up its scaler anew each time.
         rgb = self._reformatter.reformat(frame, width, height, "rgb24", interpolation=method).to_ndarray()
-        return np.ascontiguousarray(np.rot90(rgb, turns))
+        return np.ascontiguousarray(np.rot90(rgb, turns) if turns else rgb)

@@ -17,12 +17,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mocokit.data.generated_videos import GENERATED_VIDEOS
+from mocokit.data.generated_videos import GENERATED_VIDEOS, generated_name
 from mocokit.data.index import SampleIndex, make_index
 from mocokit.data.manifest import Columns, read_csv, read_list
 from mocokit.data.randomness import sample_id
 from mocokit.data.scan import VIDEO_EXTENSIONS, ScanReport, scan_folder
 from mocokit.data.sources import FrameReading, ImageSource
+from mocokit.data.table_cache import Looked, look_at, read_tables, write_tables
 from mocokit.data.threads import in_order
 from mocokit.data.video import (
     FrameTable,
@@ -96,33 +97,35 @@ def open_videos(
     label_column: str | None = None,
     group_column: str | None = None,
     root: str | os.PathLike[str] | None = None,
-    seed: int = 0,
     limits: VideoLimits | None = None,
     workers: int | None = None,
+    tables: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> VideoSet:
-    """Open a folder of videos, a manifest (.csv, .txt), one video file, or the generated set `moving-shapes`.
+    """Open a folder of videos, a manifest (.csv, .txt), one video file, or the generated set `moving-shapes`
+    (`moving-shapes-7` is that of seed 7).
 
     Labels, splits and groups come as for pictures (`open_source`): from the folders' names or the table's columns.
     `split` keeps one split. `label_column` also chooses among the labels of the generated set. workers: files looked
-    at side by side; None is one for each core.
+    at side by side; None is one for each core. tables: a file that keeps the tables of frames, so that videos that did
+    not change are not looked through again (see `table_cache`).
 
     Raises UsageError for a name that is none of these, DataError when no video can be read, MissingDependencyError
     without PyAV (the generated set needs none).
     """
     columns = Columns(label=label_column, group=group_column)
-    if str(spec) in GENERATED_VIDEOS:
+    if (made := generated_name(str(spec))) is not None:
         if group_column is not None or root is not None:
             raise UsageError(f"The generated set {spec} has no table: leave out group_column and root.")
-        found = _generated(str(spec), seed, label_column)
+        found = _generated(str(spec), made, label_column)
     else:
-        found = _open_files(Path(spec), columns, root, limits or VideoLimits(), workers, progress)
+        found = _open_files(Path(spec), columns, root, limits or VideoLimits(), workers, tables, progress)
     return found if split is None else found.subset(found.index.rows_of(split))
 
 
 def holds_videos(spec: str) -> bool:
     """Whether the name is that of videos and not of pictures: a generated set, a video, a folder or list with some."""
-    if spec in GENERATED_VIDEOS:
+    if generated_name(spec) is not None:
         return True
     path = Path(spec)
     plain = tuple(extension for extension in VIDEO_EXTENSIONS if extension != ".gif")  # a GIF is a picture as well
@@ -140,8 +143,8 @@ def is_video_file(path: Path) -> bool:
     return path.suffix.lower() in VIDEO_EXTENSIONS
 
 
-def _generated(name: str, seed: int, label: str | None) -> VideoSet:
-    made = GENERATED_VIDEOS[name](seed)
+def _generated(name: str, which: tuple[str, int], label: str | None) -> VideoSet:
+    made = GENERATED_VIDEOS[which[0]](which[1])
     if label is not None:
         made = made.labelled_by(label)
     table = FrameTable(
@@ -187,33 +190,45 @@ def _open_files(
     root: str | os.PathLike[str] | None,
     limits: VideoLimits,
     workers: int | None,
+    cache: Path | None,
     progress: Callable[[int, int], None] | None,
 ) -> VideoSet:
     av = require_av()
+    decoder = f"av {av.__version__}"
     name, folder, listed, report = _listing(path, columns, None if root is None else Path(root))
     tables: list[FrameTable] = []
     usable: list[int] = []
+    looked: list[Looked] = []
     count = workers or len(os.sched_getaffinity(0))
+    kept_from = "" if limits == VideoLimits() else f" {limits}"
+    known = {} if cache is None else read_tables(cache, decoder + kept_from)
 
-    def look(row: int) -> FrameTable | UnreadableVideoError:
+    def look(row: int) -> tuple[FrameTable | UnreadableVideoError, Looked | None]:
+        file = _file(folder, listed.names[row])
+        seen = None if cache is None else look_at(file, listed.names[row])
+        if seen is not None and seen in known:
+            return known[seen], seen
         try:
-            return frame_table(_file(folder, listed.names[row]), limits)
+            return frame_table(file, limits), seen
         except UnreadableVideoError as error:
-            return error
+            return error, seen
 
     rows = range(len(listed))
-    with contextlib.closing(in_order(look, rows, workers=count, ahead=4 * count, name="videos")) as looked:
-        for row, found in zip(rows, looked, strict=True):
+    with contextlib.closing(in_order(look, rows, workers=count, ahead=4 * count, name="videos")) as results:
+        for row, (found, seen) in zip(rows, results, strict=True):
             if isinstance(found, UnreadableVideoError):
                 report.broken.append((listed.names[row], found.reason))
             else:
                 tables.append(found)
                 usable.append(row)
+                looked += [] if seen is None else [seen]
             if progress is not None:
                 progress(row + 1, len(listed))
     if not usable:
         first = "; ".join(f"{name!r} ({reason})" for name, reason in report.broken[:5])
         raise DataError(f"None of the {len(listed):,} videos in {name} can be read. First: {first}. Check the files.")
+    if cache is not None and len(looked) == len(tables) and set(looked) != set(known):
+        write_tables(cache, decoder + kept_from, looked, tables)
     index = listed.subset(np.array(usable, np.int64))
     names, kept = index.names, tuple(tables)
     return VideoSet(
@@ -221,7 +236,7 @@ def _open_files(
         index=index,
         tables=kept,
         reader=lambda row: VideoCursor(_file(folder, names[row]), kept[row], limits),
-        decoder=f"av {av.__version__}",
+        decoder=decoder,
         file=lambda row: _file(folder, names[row]),
         report=report,
     )

@@ -123,8 +123,10 @@ def add_random_init(
 ) -> None:
     """The same architecture with random weights, `seeds` times, its batch norm calibrated on rows of the bank."""
     views = config.views
-    inits = [
-        random_init_features(
+    pooled: list[BankAndTest] = []
+    flattened: list[BankAndTest] = []
+    for seed in range(seeds):
+        one = random_init_features(
             lambda s: make_encoder(config.encoder, views.size, RANDOM_SEED + s),
             store,
             rows,
@@ -136,10 +138,10 @@ def add_random_init(
             mean=views.mean,
             std=views.std,
         )
-        for seed in range(seeds)
-    ]
-    found.baselines[RANDOM_INIT] = [halves(one.pooled) for one in inits]
-    flattened = [halves(one.flattened) for one in inits if one.flattened is not None]
+        pooled.append(halves(one.pooled))  # of videos their means: the samples' own are let go seed by seed
+        if one.flattened is not None:
+            flattened.append(halves(one.flattened))
+    found.baselines[RANDOM_INIT] = pooled
     if flattened:
         found.baselines[RANDOM_INIT_FLATTENED] = flattened
     else:

@@ -150,8 +150,8 @@ def _where(curve: Sequence[tuple[int, float]], value: float) -> float | None:
     return None
 
 
-def curve_table(points: Sequence[CurvePoint], matches: Sequence[Match], test_images: int, replicates: str) -> str:
-    """Text: one line for each budget and arm, then the labels that match."""
+def curve_table(points: Sequence[CurvePoint], matches: Sequence[Match], test: str, replicates: str) -> str:
+    """Text: one line for each budget and arm, then the labels that match. test: such as "40 test images"."""
     width = max(len(point.arm) for point in points)
     lines = [f"{'labels':>6}  {'':<{width}}  accuracy, % [95 % interval]  balanced  against from scratch, points"]
     for point in points:
@@ -165,7 +165,7 @@ def curve_table(points: Sequence[CurvePoint], matches: Sequence[Match], test_ima
         lines.append(line)
     largest = max(point.labels for point in points)
     lines += [match.text(largest) for match in matches]
-    lines.append(f"{test_images} test images, {replicates}.")
+    lines.append(f"{test}, {replicates}.")
     return "\n".join(lines) + "\n"
 
 

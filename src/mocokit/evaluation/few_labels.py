@@ -6,6 +6,9 @@ Four arms, with the same labels in the same cell:
 - from scratch: the same architecture with random weights (batch norm calibrated on training images, without labels),
   the same procedure, schedule, augmentation and choices;
 - frozen probe: the linear probe of the run's h; frozen random init: of the random network's pooled h.
+
+Labels are of images or of videos. A video is learned from its clips (or frames) and judged by the mean over them: of
+their logits in the first two arms, of their unit features in the others.
 """
 
 from __future__ import annotations
@@ -26,14 +29,16 @@ from mocokit.evaluation.crossing import BankAndTest, probe_reader
 from mocokit.evaluation.curve import ARMS, FINE_TUNED, FROM_SCRATCH, FROZEN
 from mocokit.evaluation.features import extract, plain_batches
 from mocokit.evaluation.labelled import LabelledData
+from mocokit.evaluation.labelled_videos import VideoData, by_video
 from mocokit.evaluation.metrics import Answers
 from mocokit.evaluation.tuned_folder import Cell, TunedFolder
-from mocokit.evaluation.tuning import Classifier, Task, TuneSettings, mild_views, predict_logits, tune
+from mocokit.evaluation.tuning import Classifier, Task, TuneSettings, mean_by, mild_views, predict_logits, tune
 from mocokit.training.run import Run
 from mocokit.training.state import make_encoder
 
 Ints = npt.NDArray[np.int64]
 CALIBRATION_IMAGES = 2560
+IMAGES_AT_ONCE, CLIPS_AT_ONCE = 256, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class FewLabels:
     def __init__(
         self,
         runs: Sequence[Run],
-        data: LabelledData,
+        data: LabelledData | VideoData,
         settings: TuneSettings,
         *,
         draws: int,
@@ -78,6 +83,7 @@ class FewLabels:
         self.device = device
         index = data.index
         self.units = np.where(index.groups >= 0, index.groups, index.ids)
+        self._batch = CLIPS_AT_ONCE if isinstance(data, VideoData) else IMAGES_AT_ONCE
         self._frozen: dict[tuple[str, int], BankAndTest] = {}
 
     def rows(self, key: CellKey) -> Ints:
@@ -100,24 +106,26 @@ class FewLabels:
         return Cell(reading.predicted, _rounded(reading.confidence), {"labels": len(rows)}), None
 
     def _tuned(self, key: CellKey, rows: Ints) -> tuple[Cell, Classifier]:
-        run, index = self.runs[key.run], self.data.index
+        run, data, index = self.runs[key.run], self.data, self.data.index
         task = Task(
-            store=self.data.store,
-            ids=index.ids,
-            labels=index.labels,
-            units=self.units,
-            n_classes=self.data.n_classes,
+            store=data.store,
+            ids=data.row_ids,
+            labels=data.by_row(index.labels),
+            units=data.by_row(self.units),
+            n_classes=data.n_classes,
             views=mild_views(run.config.views),
             device=self.device,
+            whole=data.by_row(np.arange(len(index))) if isinstance(data, VideoData) else None,
         )
         held = hold_out(index.labels[rows], self.units[rows], self.seed)
         number = key.run * self.draws + key.draw
         backbone = self._backbone(run) if key.arm == FINE_TUNED else self._random(run, number)
         order = int(hash_words(self.seed, word("fine-tuning"), number)[0] >> np.uint64(2))
-        tuned = tune(
-            backbone, task, rows[~held], rows[held], self.settings, seed=order, pretrained=key.arm == FINE_TUNED
-        )
-        logits = predict_logits(tuned.model, task, self.data.split.test).double() / tuned.temperature
+        fit, chosen_on = data.of(rows[~held])[0], data.of(rows[held])[0]
+        tuned = tune(backbone, task, fit, chosen_on, self.settings, seed=order, pretrained=key.arm == FINE_TUNED)
+        test, place = data.of(data.split.test)
+        each = predict_logits(tuned.model, task, test).double()
+        logits = mean_by(each, place, len(data.split.test)) / tuned.temperature
         sure = torch.softmax(logits, 1).max(1)
         facts = {
             "labels": len(rows),
@@ -137,14 +145,14 @@ class FewLabels:
         """Random weights that no other cell of another draw or run has, batch norm calibrated."""
         views = run.config.views
         encoder = make_encoder(run.config.encoder, views.size, RANDOM_SEED + number).to(self.device)
-        some = self.data.split.train[:CALIBRATION_IMAGES]
+        some = self.data.of(self.data.split.train)[0][:CALIBRATION_IMAGES]
         batches = plain_batches(
             self.data.store,
             some,
             size=views.size,
             mean=views.mean,
             std=views.std,
-            batch=min(256, len(some)),
+            batch=min(self._batch, len(some)),
             device=self.device,
         )
         calibrate(encoder, batches)
@@ -154,7 +162,8 @@ class FewLabels:
         place = (key.arm, key.run)
         if place not in self._frozen:
             run, cut = self.runs[key.run], len(self.bank)
-            rows = np.concatenate([self.bank, self.data.split.test])
+            wholes = np.concatenate([self.bank, self.data.split.test])
+            rows, place_of = self.data.of(wholes)
             views, device = run.config.views, self.device
             if key.arm == FROZEN:
                 h = extract(
@@ -164,6 +173,7 @@ class FewLabels:
                     size=views.size,
                     mean=views.mean,
                     std=views.std,
+                    batch=self._batch,
                     device=device,
                 ).h
             else:
@@ -171,13 +181,16 @@ class FewLabels:
                     lambda s: make_encoder(run.config.encoder, views.size, RANDOM_SEED + s),
                     self.data.store,
                     rows,
-                    self.bank,
+                    rows[place_of < cut],
                     key.run,
                     size=views.size,
                     mean=views.mean,
                     std=views.std,
+                    batch=self._batch,
                     device=device,
                 ).pooled
+            if isinstance(self.data, VideoData):
+                h = by_video(h, place_of, len(wholes))
             self._frozen[place] = (h[:cut], h[cut:])
         return self._frozen[place]
 

@@ -181,12 +181,13 @@ def evaluate_frozen(
         found = video_contenders(runs, data, bank, random_seeds=seeds, device=device, say=say)
     else:
         found = contenders(runs, data, bank, random_seeds=seeds, named=named, cache=cache, device=device, say=say)
+    judged = "videos" if isinstance(data, VideoData) else "images"
     labels = data.index.labels
     groups = data.index.groups[test] if (data.index.groups[test] >= 0).any() else None
     correct: dict[Classifier, dict[str, Floats]] = {}
     tables: dict[str, dict[str, Scores]] = {}
     for classifier in plan.classifiers:
-        say(f"{CLASSIFIERS[classifier]} on {len(test)} test images, {_budget(plan, len(bank))}")
+        say(f"{CLASSIFIERS[classifier]} on {len(test)} test {judged}, {_budget(plan, len(bank))}")
         answers = answer_features(
             {**found.runs, **found.baselines},
             shuffled(labels[bank], plan.shuffle_seed) if plan.shuffle_labels else labels[bank],
@@ -208,7 +209,7 @@ def evaluate_frozen(
         kept_groups = None if groups is None else groups[keep]
         return {
             classifier: _verdict(
-                classifier, plan, found, {name: one[:, keep] for name, one in right.items()}, runs, kept_groups
+                classifier, plan, found, {name: one[:, keep] for name, one in right.items()}, runs, kept_groups, judged
             )
             for classifier, right in correct.items()
         }
@@ -259,6 +260,7 @@ def _verdict(
     right: dict[str, Floats],
     runs: Sequence[Run],
     groups: Ints | None,
+    judged: str,
 ) -> Verdict:
     return decide(
         {name: matrix for name, matrix in right.items() if name in found.baselines or name == plan.readout},
@@ -272,6 +274,7 @@ def _verdict(
         labels_per_class=plan.labels_per_class,
         groups=groups,
         not_run=found.not_run,
+        judged=judged,
     )
 
 

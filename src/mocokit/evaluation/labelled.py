@@ -35,6 +35,19 @@ class LabelledData:
         """How many classes there are."""
         return len(self.index.class_names)
 
+    def of(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Rows of the store for some rows of the index, and for each its place in `rows`: they are the same here."""
+        return rows, np.arange(len(rows))
+
+    def by_row(self, values: Ints) -> Ints:
+        """Values [S] of the index's rows, for every row of the store."""
+        return values
+
+    @property
+    def row_ids(self) -> Ints:
+        """[S] an id for every row of the store."""
+        return self.index.ids
+
     def store_at(self, size: int, cache: Path | None = None) -> PixelStore:
         """The same pictures decoded for views of another size, for an encoder that was made for one."""
         side = side_for(self.source, size)

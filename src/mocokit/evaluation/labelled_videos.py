@@ -32,6 +32,20 @@ SAMPLES_PER_VIDEO = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class VideoSamples:
+    """V videos, and the clips or frames that stand for each."""
+
+    videos: VideoSet
+    store: PixelStore | ClipStore
+    samples: Ints
+    """Rows of the store that are read, video after video; none of a video without a readable one."""
+    video_of: Ints
+    """The video of each of `samples`."""
+    row_ids: Ints
+    """An id for every row of the store."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class VideoData:
     """V labelled videos and who may see which. Videos without a label or without a readable sample are in no split."""
 
@@ -44,6 +58,8 @@ class VideoData:
     """Rows of the store that are read, video after video."""
     video_of: Ints
     """The video of each of `samples`."""
+    row_ids: Ints
+    """An id for every row of the store."""
     split: Split
     """Of videos."""
 
@@ -64,6 +80,12 @@ class VideoData:
         mine = place[self.video_of] >= 0
         return self.samples[mine], place[self.video_of[mine]]
 
+    def by_row(self, values: Ints) -> Ints:
+        """Values [V] of the videos, for every row of the store; -1 for rows that are not among the samples."""
+        found = np.full(len(self.row_ids), -1, np.int64)
+        found[self.samples] = values[self.video_of]
+        return found
+
 
 def open_labelled_videos(
     spec: str,
@@ -80,7 +102,14 @@ def open_labelled_videos(
 
     Raises DataError when there are no labels or only one class.
     """
-    videos = open_videos(spec, label_column=label_column, group_column=group_column, workers=2, progress=progress)
+    videos = open_videos(
+        spec,
+        label_column=label_column,
+        group_column=group_column,
+        workers=2,
+        tables=None if cache is None else cache.with_suffix(".tables"),
+        progress=progress,
+    )
     labels = videos.index.labels
     if not (labels >= 0).any():
         raise DataError(
@@ -89,27 +118,47 @@ def open_labelled_videos(
         )
     if len(np.unique(labels[labels >= 0])) < 2:
         raise DataError(f"{videos.name} has one class only; there is nothing to tell apart. Check the labels.")
+    found = sample_videos(videos, config, size=size, cache=cache, max_bad=max_bad, progress=progress)
+    videos = found.videos
+    seen = np.zeros(len(videos.index), np.bool_)
+    seen[found.video_of] = True
+    usable = (videos.index.labels >= 0) & seen
+    whole = split_rows(videos.index, SPLIT_SEED)
+    parts = {name: getattr(whole, name) for name in ("train", "val", "test")}
+    split = Split(**{name: rows[usable[rows]] for name, rows in parts.items()})
+    return VideoData(
+        videos.name, videos.index, videos, found.store, found.samples, found.video_of, found.row_ids, split
+    )
+
+
+def sample_videos(
+    videos: VideoSet,
+    config: DataConfig,
+    *,
+    size: int,
+    cache: Path | None = None,
+    max_bad: float = 0.01,
+    progress: Callable[[int, int], None] | None = None,
+) -> VideoSamples:
+    """The clips or frames, as a run with this configuration reads them, of at most `SAMPLES_PER_VIDEO` a video.
+
+    With clips, videos of a single frame are left out of `videos`.
+    """
     store: PixelStore | ClipStore
     if config.video == "clips":
         videos = with_motion(videos)
         clips = open_clips(videos, ClipConfig(frames=config.clip_frames, stride=config.clip_stride))
         side = side_for(clips.frames, size)
         store = build_clip_store(clips, side=side, cache=cache, max_bad=max_bad, workers=2, progress=progress)
-        video_of = clips.video
+        video_of, ids = clips.video, clips.index.ids
     else:
         frames = spaced_frames(videos, config.frame_rate, workers=2, progress=progress)
         side = side_for(frames, size)
         store = build_pixel_store(frames, side=side, cache=cache, max_bad=max_bad, workers=2, progress=progress)
         assert frames.frames is not None
-        video_of = frames.frames.video_of
+        video_of, ids = frames.frames.video_of, frames.index.ids
     samples = _spread(np.flatnonzero(store.readable), video_of)
-    seen = np.zeros(len(videos.index), np.bool_)
-    seen[video_of[samples]] = True
-    usable = (videos.index.labels >= 0) & seen
-    whole = split_rows(videos.index, SPLIT_SEED)
-    parts = {name: getattr(whole, name) for name in ("train", "val", "test")}
-    split = Split(**{name: rows[usable[rows]] for name, rows in parts.items()})
-    return VideoData(videos.name, videos.index, videos, store, samples, video_of[samples], split)
+    return VideoSamples(videos, store, samples, video_of[samples], ids)
 
 
 def _spread(rows: Ints, video_of: Ints) -> Ints:

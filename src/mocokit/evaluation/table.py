@@ -29,7 +29,7 @@ def table_and_verdict(result: FrozenResult) -> str:
     for one in result.verdict.baselines:
         if not one.ran:
             lines.append(f"{one.name} was not run: {one.why_not}.")
-    lines.append(f"Pretraining saw the test images: {result.pretraining}.")
+    lines.append(f"Pretraining saw the test {result.verdict.judged}: {result.pretraining}.")
     if result.near_twins is not None:
         lines.append(near_twins_line(result.near_twins, result.verdicts))
     lines.append(f"The test split has been read {result.test_readings} time(s) for this run.")

@@ -6,6 +6,8 @@ is smaller the nearer it lies to the image (layer-wise decay, as in Clark et al.
 rate and the number of steps are chosen on labels held out of the budget; the classifier is then fitted to the whole
 budget for as many steps. Zero steps, the probe itself, is one of the choices.
 
+A video is learned from its clips (or frames) one by one, and judged by the mean of their logits.
+
 Everything is a function of the seed: order and views are derived, and there is no dropout.
 """
 
@@ -23,8 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mocokit.data.clip_views import moved_view
 from mocokit.data.loader import BatchPlan
-from mocokit.data.views import ViewConfig, make_views
+from mocokit.data.views import ViewConfig
 from mocokit.errors import DivergedError, UsageError
 from mocokit.evaluation.features import Ints, Pixels, frozen, gather, plain_batches
 from mocokit.evaluation.metrics import calibration
@@ -141,6 +144,8 @@ class Task:
     views: ViewConfig
     """For training; its size, mean and std are those of evaluation too."""
     device: torch.device
+    whole: Ints | None = None
+    """[S] the number of the video that a row is a part of; None: every row is judged by itself."""
 
 
 def tune(
@@ -163,8 +168,8 @@ def tune(
         if not math.isfinite(best.loss):
             raise DivergedError(f"Fine-tuning gave no finite loss with --lr {settings.lr}. Lower it.")
         lr, steps, loss = best.lr, best.steps, best.loss
-        labels = torch.from_numpy(task.labels[held])
-        if len(held) >= LEAST_FOR_TEMPERATURE:
+        labels = torch.from_numpy(_judged(task, held)[1])
+        if len(labels) >= LEAST_FOR_TEMPERATURE:
             temperature = fit_temperature(best.logits, labels)
         chances = torch.softmax(best.logits.double() / temperature, 1).max(1)
         ece = calibration(chances.values.numpy(), (chances.indices == labels).numpy()).ece
@@ -197,10 +202,11 @@ class _Try:
 def _try(start: Classifier, task: Task, fit: Ints, held: Ints, lr: float, how: _How) -> _Try:
     """The best of `CHECKS` looks at the held-out labels while training, the start included."""
     model = copy.deepcopy(start)
-    labels = torch.from_numpy(task.labels[held])
+    place, truth = _judged(task, held)
+    labels = torch.from_numpy(truth)
 
     def look(done: int) -> _Try:
-        logits = predict_logits(model, task, held)
+        logits = mean_by(predict_logits(model, task, held), place, len(labels))
         loss = float(F.cross_entropy(logits.double(), labels))
         return _Try(lr, done, loss if math.isfinite(loss) else math.inf, logits)
 
@@ -245,12 +251,11 @@ def _with_probe(backbone: nn.Module, task: Task, rows: Ints, seed: int) -> Class
 
 def _moved(task: Task, rows: Ints, seed: int, view: int) -> Iterator[Tensor]:
     """View number `view` (not 0, the one of the training steps) of the rows, in their order."""
-    for start in range(0, len(rows), 128):
-        part = rows[start : start + 128]
+    batch = _at_once(task)
+    for start in range(0, len(rows), batch):
+        part = rows[start : start + batch]
         pixels, extents = task.store.batch(part)
-        yield make_views(
-            task.views, pixels.to(task.device), extents, task.ids[part], seed=seed, epoch=0, views=(view,)
-        )[0]
+        yield moved_view(task.views, pixels.to(task.device), extents, task.ids[part], seed=seed, epoch=0, view=view)
 
 
 def _train(model: Classifier, task: Task, rows: Ints, lr: float, stop: int, how: _How) -> Iterator[tuple[int, float]]:
@@ -275,9 +280,7 @@ def _train(model: Classifier, task: Task, rows: Ints, lr: float, stop: int, how:
         mine = rows[plan.rows(step)]
         pixels, extents = task.store.batch(mine)
         epoch = step // plan.steps_per_epoch
-        (x,) = make_views(
-            task.views, pixels.to(task.device), extents, task.ids[mine], seed=seed, epoch=epoch, views=(0,)
-        )
+        x = moved_view(task.views, pixels.to(task.device), extents, task.ids[mine], seed=seed, epoch=epoch, view=0)
         loss = F.cross_entropy(model(x), torch.from_numpy(task.labels[mine]).to(task.device))
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
@@ -357,8 +360,28 @@ def predict_logits(model: nn.Module, task: Task, rows: Ints) -> Tensor:
         return gather(lambda x: (model(x),), _plain(task, rows), len(rows))[0]
 
 
+def _judged(task: Task, rows: Ints) -> tuple[Ints, Ints]:
+    """What is judged of some rows: for each row its place among these [M], and their labels [J]."""
+    if task.whole is None:
+        return np.arange(len(rows)), task.labels[rows]
+    _, first, place = np.unique(task.whole[rows], return_index=True, return_inverse=True)
+    return place.astype(np.int64), task.labels[rows[first]]
+
+
+def mean_by(logits: Tensor, place: Ints, count: int) -> Tensor:
+    """[count, C] the mean of the logits [M, C] of the rows at each place."""
+    where = torch.from_numpy(place)
+    total = torch.zeros(count, logits.shape[1], dtype=logits.dtype).index_add_(0, where, logits)
+    return total / torch.bincount(where, minlength=count).clamp(min=1)[:, None].to(logits.dtype)
+
+
 def _plain(task: Task, rows: Ints) -> Iterator[Tensor]:
     views = task.views
     return plain_batches(
-        task.store, rows, size=views.size, mean=views.mean, std=views.std, batch=128, device=task.device
+        task.store, rows, size=views.size, mean=views.mean, std=views.std, batch=_at_once(task), device=task.device
     )
+
+
+def _at_once(task: Task) -> int:
+    """Rows that are looked at together: fewer where each may be a clip of many frames."""
+    return 128 if task.whole is None else 32

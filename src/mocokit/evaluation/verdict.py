@@ -52,6 +52,8 @@ class Verdict:
     draws: int | None
     """Label draws (per run, when there are several runs), None where all labels were used."""
     labels_per_class: int | None
+    judged: str = "images"
+    """What the test is of: images, or videos."""
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as JSON values, for `eval/verdict.json`."""
@@ -74,6 +76,7 @@ def decide(
     labels_per_class: int | None = None,
     groups: Ints | None = None,
     not_run: Mapping[str, str] | None = None,
+    judged: str = "images",
 ) -> Verdict:
     """The verdict on `method` from the matrices of `evaluate_features` (name -> [R, I] in 0..1, the same R and I).
 
@@ -123,6 +126,7 @@ def decide(
         this_run_only=runs == 1,
         draws=draws,
         labels_per_class=labels_per_class,
+        judged=judged,
     )
 
 
@@ -146,7 +150,7 @@ def verdict_line(verdict: Verdict) -> str:
         f"{verdict.metric} {_percent(verdict.score)} vs {verdict.baseline['name']} "
         f"{_percent(verdict.baseline['score'])} ({'; '.join(notes)})",
         f"{_points(verdict.delta)} pp [95 % CI {_points(low)}, {_points(high)}]",
-        f"n={verdict.n_test} test images, {_replicates(verdict)}",
+        f"n={verdict.n_test} test {verdict.judged}, {_replicates(verdict)}",
     ]
     return " | ".join(parts)
 

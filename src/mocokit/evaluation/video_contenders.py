@@ -21,7 +21,8 @@ from mocokit.training.run import Run
 
 COLOURS = "frame colours"
 _LEVELS = 4  # of each channel: 64 colours
-_PIXEL_SIDE = 16  # frames of the pixel baseline; a clip has as many values as it has frames times this squared times 3
+CLIP_PIXEL_SIDE = 16
+"""Side of the frames of the pixel baseline: a clip has T times this squared times 3 values."""
 BATCH = 64
 
 
@@ -54,7 +55,7 @@ def video_contenders(
     what = f"{len(videos)} videos, {len(rows)} samples"
     add_runs(found, runs, data.store, rows, halves, device=device, say=say, what=what, batch=BATCH)
     say("baselines: pixels, colours, random weights")
-    small = {**view, "size": min(first.views.size, _PIXEL_SIDE)}
+    small = {**view, "size": min(first.views.size, CLIP_PIXEL_SIDE)}
     found.baselines[PIXELS] = [halves(pixel_features(data.store, rows, batch=BATCH, **small))]
     found.baselines[COLOURS] = [halves(colour_histograms(data.store, rows, size=first.views.size))]
     add_random_init(found, first, random_seeds, data.store, rows, calibration, halves, device=device, batch=BATCH)

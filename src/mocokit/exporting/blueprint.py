@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mocokit.contrast.backbones import backbone_names, locate_backbone, small_cnn_widths
+from mocokit.contrast.clip_backbones import locate_clip_backbone, small_3d_widths
 from mocokit.contrast.encoders import Encoder, EncoderConfig
 from mocokit.data.pixels import canvas_limit
 from mocokit.data.views import ViewConfig
@@ -30,11 +31,11 @@ class BackboneFacts:
     """The network without weights; `standalone.build_backbone` makes it from these."""
 
     library: str
-    """`small-cnn`, `torchvision` or `timm`."""
+    """`small-cnn`, `torchvision` or `timm`; of networks over time `small-3d` or `torchvision-video`."""
     name: str
     """Its name in that library."""
     widths: tuple[int, ...] | None
-    """Of a small-cnn, the stages' channels."""
+    """Of a small-cnn or small-3d, the stages' channels."""
     small_stem: bool
     """A ResNet's 3x3 stride-1 first convolution without max-pool."""
     features: bool
@@ -68,6 +69,10 @@ class Blueprint:
     """H, the width of h."""
     head: tuple[tuple[Any, ...], ...]
     """The head's layers: (`linear`, in, out, bias), (`batch norm`, width, affine), (`relu`,)."""
+    clip: int = 0
+    """T, the frames of a clip; 0 for images."""
+    frame_by_frame: bool = False
+    """Whether the backbone reads the frames of a clip one by one, and h is the mean over time."""
 
     def to_dict(self) -> dict[str, Any]:
         """encoder.json's values."""
@@ -79,7 +84,8 @@ class Blueprint:
 
 def blueprint_of(encoder: Encoder, config: EncoderConfig, views: ViewConfig) -> Blueprint:
     """What `encoder` is, read off its modules."""
-    library, name = locate_backbone(config.backbone)
+    over_time = locate_clip_backbone(config.backbone)
+    library, name = over_time or locate_backbone(config.backbone)
     trunk = encoder.backbone.trunk
     children = dict(trunk.named_children())
     first = children.get("conv1")
@@ -88,7 +94,11 @@ def blueprint_of(encoder: Encoder, config: EncoderConfig, views: ViewConfig) -> 
         backbone=BackboneFacts(
             library=library,
             name=name,
-            widths=small_cnn_widths(name) if library == "small-cnn" else None,
+            widths=small_cnn_widths(name)
+            if library == "small-cnn"
+            else small_3d_widths(name)
+            if library == "small-3d"
+            else None,
             small_stem=isinstance(children.get("maxpool"), nn.Identity)
             and isinstance(first, nn.Conv2d)
             and first.kernel_size == (3, 3),
@@ -98,7 +108,12 @@ def blueprint_of(encoder: Encoder, config: EncoderConfig, views: ViewConfig) -> 
         input=InputFacts(size=views.size, mean=views.mean, std=views.std, canvas=canvas_limit(views.size)),
         feature_dim=encoder.feature_dim,
         head=tuple(_layer(module) for module in head_layers(encoder)),
+        clip=config.clip,
+        frame_by_frame=bool(config.clip) and over_time is None,
     )
+
+
+_VIDEO_STAGES = ("stem", "layer1", "layer2", "layer3", "layer4")
 
 
 def _is_transformer(trunk: nn.Module) -> bool:
@@ -125,6 +140,8 @@ def backbone_tensors(encoder: Encoder, facts: BackboneFacts) -> dict[str, Tensor
     """The backbone's parameters and buffers under their library's own names; on the CPU, contiguous."""
     prefix = "features." if facts.features else ""
     state = encoder.backbone.trunk.state_dict()
+    if facts.library == "torchvision-video":  # the trunk is a sequence of torchvision's own stages
+        state = {f"{_VIDEO_STAGES[int(name.split('.')[0])]}{name[1:]}": one for name, one in state.items()}
     return {f"{prefix}{name}": tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
 
 
@@ -138,6 +155,8 @@ def moved_to(blueprint: Blueprint, library: Literal["torchvision", "timm"], tens
     """The same network as `library` has it. Raises UsageError, with the formats that work, where it has none."""
     facts = blueprint.backbone
     others = "--format safetensors, hf or onnx"
+    if blueprint.clip:
+        raise UsageError(f"{library}'s cards load encoders of images, and this one reads clips. Use {others}.")
     if facts.library == library:
         return blueprint
     if facts.library == "small-cnn":

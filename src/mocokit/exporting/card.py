@@ -46,18 +46,19 @@ def model_card(
     front = {
         "license": licence,
         "library_name": sections.library,
-        "pipeline_tag": "image-feature-extraction",
+        "pipeline_tag": "feature-extraction" if blueprint.clip else "image-feature-extraction",
         "tags": ["mocokit", "self-supervised-learning", "contrastive-learning", *_kind(trained)],
     }
     facts = blueprint.input
     body = [
         f"# {blueprint.backbone.name}, " + ("trained without labels" if trained.run else "fine-tuned"),
         f"{_origin(trained, which)} as `{format}`. "
-        f"It turns a picture into h, {blueprint.feature_dim} numbers; compare them by cosine.",
+        f"It turns a {'clip' if blueprint.clip else 'picture'} into h, {blueprint.feature_dim} numbers; compare them "
+        "by cosine.",
         "## Load it",
         *([_code(sections.transform)] if sections.transform else []),
         _code(sections.load),
-        "`image` is a Pillow image.",
+        _input(trained),
         *(part for title, lines in sections.more for part in (f"## {title}", _code(lines))),
         "## Preprocessing",
         f"Central square, resized to {facts.size} x {facts.size} ({facts.interpolation}, antialiased), RGB in 0..1, "
@@ -78,6 +79,14 @@ def model_card(
         _REFERENCES,
     ]
     return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n" + "\n\n".join(body) + "\n"
+
+
+def _input(trained: Trained) -> str:
+    clips = trained.clips
+    if clips is None:
+        return "`image` is a Pillow image."
+    every = "consecutive ones" if clips.stride == 1 else f"every {clips.stride}th one"
+    return f"`frames` is a list of {clips.frames} Pillow images, frames of one video in order, {every} as in training."
 
 
 def _code(lines: str) -> str:
@@ -123,8 +132,9 @@ def _tuned_evaluation(trained: Trained) -> str:
 def _training(run: Run) -> str:
     config = run.config
     data = public_name(config.data.spec)
+    what = {"off": "images", "frames": "frames", "clips": "clips"}[config.data.video]
     lines = [
-        f"- data: {config.data.images} images of `{data}`"
+        f"- data: {config.data.images} {what} of `{data}`"
         + (f", split {config.data.split}" if config.data.split else ""),
         f"- recipe `{config.recipe}`: {config.train.epochs} epochs, batch {config.train.batch_size}, queue "
         f"{config.contrast.K} keys, momentum {config.contrast.m}, temperature {config.contrast.T}, "
@@ -152,8 +162,8 @@ def _evaluation(run: Run) -> str:
             f"Verdict: **{found['verdict']}**. {found['metric']} {100 * found['score']:.1f} % against "
             f"{100 * found['baseline']['score']:.1f} % of {found['baseline']['name']}, the strongest that ran: "
             f"{100 * found['delta']:+.1f} points [95 % interval {low:+.1f}, {high:+.1f}], "
-            f"{found['n_test']} test images, {found['seeds']} run(s), readout {found['readout']} of the "
-            f"{found['encoder']} encoder at step {found['step']}."
+            f"{found['n_test']} test {found.get('judged', 'images')}, {found['seeds']} run(s), readout "
+            f"{found['readout']} of the {found['encoder']} encoder at step {found['step']}."
         )
     except (DamagedError, KeyError, TypeError, ValueError):
         return "None on record: `mocokit evaluate RUN --labelled DATA` compares it with pixels and random weights."

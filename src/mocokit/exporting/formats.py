@@ -37,6 +37,7 @@ WEIGHTS, HEAD, FACTS, CARD, MODEL, GRAPH, CONFIG = (
 )  # fmt: skip
 
 Pictures = Sequence[npt.NDArray[np.uint8]]
+"""RGB [H, W, 3] each, or clips [T, H, W, 3]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +96,24 @@ def export_folder(
     return contents, parity
 
 
-_Made = tuple[dict[str, bytes], Sections, Callable[[Tensor], Sequence[Tensor]], Callable[[Image.Image], Tensor]]
+_Made = tuple[dict[str, bytes], Sections, Callable[[Tensor], Sequence[Tensor]], Callable[[Any], Tensor]]
 
 
 def _safetensors(parts: _Parts) -> _Made:
     contents = {WEIGHTS: safetensors.torch.save(parts.tensors), MODEL: inspect.getsource(standalone).encode()}
-    more = (("With the head", "encoder, transform = load(head=True)\nh, z = encoder.h_and_z(transform(image)[None])"),)
-    sections = Sections(
-        library="safetensors", load=snippets.own_model(), transform=None, more=more if parts.head is not None else ()
+    clip, facts = parts.blueprint.clip, asdict(parts.blueprint.input)
+    name = "frames" if clip else "image"
+    more = (
+        ("With the head", f"encoder, transform = load(head=True)\nh, z = encoder.h_and_z(transform({name})[None])"),
     )
-    return contents, sections, _reloaded(parts, contents), standalone.make_transform(asdict(parts.blueprint.input))
+    sections = Sections(
+        library="safetensors",
+        load=snippets.own_model(name),
+        transform=None,
+        more=more if parts.head is not None else (),
+    )
+    transform = standalone.make_clip_transform(facts) if clip else standalone.make_transform(facts)
+    return contents, sections, _reloaded(parts, contents), transform
 
 
 def _torchvision(parts: _Parts) -> _Made:
@@ -144,21 +153,26 @@ def _timm(parts: _Parts) -> _Made:
 
 def _onnx(parts: _Parts) -> _Made:
     facts, with_head = parts.blueprint.input, parts.head is not None
-    graph = onnx.to_onnx(parts.frozen.encoder, facts.size, head=with_head)
+    clip = parts.blueprint.clip
+    graph = onnx.to_onnx(parts.frozen.encoder, facts.size, head=with_head, clip=clip)
+    name = snippets.NUMPY_CLIP if clip else "transform(image)"
     sections = Sections(
-        library="onnx", load=snippets.onnx_model(), transform=snippets.numpy_transform(facts),
-        more=(("With the head", 'h, z = session.run(["h", "z"], {"images": transform(image)[None]})'),)
+        library="onnx", load=snippets.onnx_model(name), transform=snippets.numpy_transform(facts),
+        more=(("With the head", f'h, z = session.run(["h", "z"], {{"images": {name}[None]}})'),)
         if with_head
         else (),
     )  # fmt: skip
-    return {GRAPH: graph}, sections, onnx.runner(graph, head=with_head), _numpy_transform(facts)
+    one = _numpy_transform(facts)
+    transform = (lambda frames: torch.stack([one(frame) for frame in frames], 1)) if clip else one
+    return {GRAPH: graph}, sections, onnx.runner(graph, head=with_head), transform
 
 
 def _hf(parts: _Parts) -> _Made:
     """As timm lays out a folder for a hub, where timm's own model pools as ours does; with model.py otherwise."""
     blueprint = parts.blueprint
     facts = blueprint.backbone
-    in_timm = facts.library in ("timm", "torchvision") and not facts.small_stem and facts.name.startswith(RESNETS)
+    resnet = facts.library in ("timm", "torchvision") and facts.name.startswith(RESNETS)
+    in_timm = resnet and not facts.small_stem and not blueprint.clip
     if not in_timm:
         contents, sections, run_it, transform = _safetensors(parts)
         contents[CONFIG] = files.to_json({"model_type": "mocokit-encoder", **blueprint.to_dict()}).encode()
@@ -214,7 +228,7 @@ def _reloaded(parts: _Parts, contents: Mapping[str, bytes]) -> Callable[[Tensor]
     if parts.head is not None:
         head = standalone.build_head(json.loads(json.dumps(parts.blueprint.head)))
         head.load_state_dict(parts.head)
-    encoder = standalone.Encoder(backbone, head).eval()
+    encoder = standalone.Encoder(backbone, head, parts.blueprint.frame_by_frame).eval()
 
     def run(x: Tensor) -> Sequence[Tensor]:
         return (encoder(x),) if head is None else encoder.h_and_z(x)

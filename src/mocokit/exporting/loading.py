@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -25,15 +25,17 @@ Picture = str | Path | bytes | Image.Image | npt.NDArray[np.uint8]
 class FrozenEncoder(nn.Module):
     """Images float32 [N, 3, size, size] to vectors float32 [N, `dim`], with the `transform` that makes such images.
 
-    In eval mode, without gradients to its weights; otherwise an ordinary module.
+    With `clip` = T frames its inputs are clips [N, 3, T, size, size], and `transform_clip` makes them. In eval mode,
+    without gradients to its weights; otherwise an ordinary module.
     """
 
-    def __init__(self, encoder: nn.Module, views: ViewConfig, readout: Readout, dim: int) -> None:
+    def __init__(self, encoder: nn.Module, views: ViewConfig, readout: Readout, dim: int, clip: int = 0) -> None:
         super().__init__()
         self.encoder = encoder
         self.readout = readout
         self.views = views
         self.dim = dim
+        self.clip = clip
 
     def forward(self, x: Tensor) -> Tensor:
         """h [N, H] or z [N, D], as `readout` says; not normalised."""
@@ -53,6 +55,19 @@ class FrozenEncoder(nn.Module):
         extents = torch.tensor([[height, width]])
         views = self.views
         return plain_view(torch.from_numpy(canvas), extents, size=views.size, mean=views.mean, std=views.std)[0]
+
+    def transform_clip(self, frames: Sequence[Picture]) -> Tensor:
+        """T frames, each as `transform` takes it and all of one size -> float32 [3, T, size, size].
+
+        Raises DataError for another number of frames than the encoder reads, or frames of different sizes.
+        """
+        if len(frames) != self.clip:
+            raise DataError(f"The encoder reads clips of {self.clip} frames. Got {len(frames)}.")
+        limit = canvas_limit(self.views.size)
+        rgb = [as_rgb(frame, limit) for frame in frames]
+        if len({one.shape for one in rgb}) > 1:
+            raise DataError(f"The frames of a clip must have one size. Got {sorted({one.shape[:2] for one in rgb})}.")
+        return torch.stack([self.transform(one) for one in rgb], 1)
 
 
 def as_rgb(picture: Picture, fit: int | None = None) -> npt.NDArray[np.uint8]:
@@ -88,5 +103,5 @@ def freeze(place: Place | Trained, readout: str = "h", device: torch.device | st
     encoder = trained.encoder("key" if readout.startswith("key-") else "query")
     encoder.requires_grad_(False)
     dim = encoder.feature_dim if readout.endswith("h") else encoder.dim
-    module = FrozenEncoder(encoder, trained.views, readout, dim)  # type: ignore[arg-type]
+    module = FrozenEncoder(encoder, trained.views, readout, dim, trained.config.clip)  # type: ignore[arg-type]
     return module.to(device).eval()

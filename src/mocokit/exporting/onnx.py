@@ -44,8 +44,10 @@ def require_onnx() -> Any:
     return module
 
 
-def to_onnx(encoder: nn.Module, size: int, *, head: bool) -> bytes:
+def to_onnx(encoder: nn.Module, size: int, *, head: bool, clip: int = 0) -> bytes:
     """The encoder as a serialised ONNX model: `images` float32 [batch, 3, size, size] -> `h` (and `z`).
+
+    With clips of so many frames, `images` is [batch, 3, clip, size, size].
 
     Raises MissingDependencyError, and MocokitError for a network that can't be translated.
     """
@@ -59,7 +61,7 @@ def to_onnx(encoder: nn.Module, size: int, *, head: bool) -> bytes:
             warnings.simplefilter("ignore")  # the translator warns about its own internals
             program = torch.onnx.export(
                 _Outputs(encoder, head).eval(),
-                (torch.zeros(2, 3, size, size),),
+                (torch.zeros(2, 3, *((clip,) if clip else ()), size, size),),
                 dynamo=True,
                 dynamic_shapes=({0: batch},),
                 input_names=["images"],

@@ -7,12 +7,15 @@ from mocokit.exporting.blueprint import RESNETS, Blueprint, InputFacts
 SMALL_STEM = "model.conv1, model.maxpool = torch.nn.Conv2d(3, {width}, 3, padding=1, bias=False), torch.nn.Identity()"
 
 
-def own_model() -> str:
-    """With the model.py that the folder brings."""
-    return """\
+NUMPY_CLIP = "numpy.stack([transform(image) for image in frames], 1)"
+
+
+def own_model(name: str = "image") -> str:
+    """With the model.py that the folder brings. name: `image`, or `frames` of an encoder of clips."""
+    return f"""\
 from model import load
 encoder, transform = load()
-h = encoder(transform(image)[None])"""
+h = encoder(transform({name})[None])"""
 
 
 def torchvision_model(blueprint: Blueprint, stem_width: int) -> str:
@@ -93,12 +96,12 @@ transform = timm.data.create_transform(
 )"""
 
 
-def onnx_model() -> str:
-    """With onnxruntime and numpy."""
-    return """\
+def onnx_model(made: str = "transform(image)") -> str:
+    """With onnxruntime and numpy. made: what makes one input."""
+    return f"""\
 import onnxruntime
 session = onnxruntime.InferenceSession("encoder.onnx")
-h = session.run(["h"], {"images": transform(image)[None]})[0]"""
+h = session.run(["h"], {{"images": {made}[None]}})[0]"""
 
 
 def numpy_transform(facts: InputFacts) -> str:

@@ -4,6 +4,8 @@
     encoder, transform = load()
     h = encoder(transform(Image.open("photo.jpg"))[None])
 
+An encoder of clips takes lists of frames instead: encoder(transform([frame, frame, ...])[None]).
+
 Written by mocokit, which is not needed to use it. Apache License 2.0.
 """
 
@@ -12,7 +14,7 @@ Written by mocokit, which is not needed to use it. Apache License 2.0.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +24,32 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 Transform = Callable[[Image.Image], Tensor]
+ClipTransform = Callable[[Sequence[Image.Image]], Tensor]
 
 
 class Encoder(nn.Module):
-    """Images float32 [N, 3, size, size], as `transform` makes them, to h [N, H]; `h_and_z` adds the head's z [N, D]."""
+    """Images float32 [N, 3, size, size], as `transform` makes them, to h [N, H]; `h_and_z` adds the head's z [N, D].
 
-    def __init__(self, backbone: nn.Module, head: nn.Module | None) -> None:
+    Clips are [N, 3, T, size, size]. frame_by_frame: the backbone reads images; each frame is encoded by itself, and h
+    is the mean over time.
+    """
+
+    def __init__(self, backbone: nn.Module, head: nn.Module | None, frame_by_frame: bool = False) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
+        self.frame_by_frame = frame_by_frame
 
     def forward(self, x: Tensor) -> Tensor:
         """h, float32 [N, H]."""
+        if self.frame_by_frame:
+            each = self._pooled(x.transpose(1, 2).flatten(0, 1))
+            return each.view(len(x), x.shape[2], -1).mean(1)
+        return self._pooled(x)
+
+    def _pooled(self, x: Tensor) -> Tensor:
         out: Tensor = self.backbone(x)
-        return out.mean((2, 3)) if out.ndim == 4 else out
+        return out.flatten(2).mean(2) if out.ndim > 2 else out
 
     def h_and_z(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """h [N, H] and z [N, D], not normalised. Raises ValueError when the head was not loaded."""
@@ -45,7 +59,7 @@ class Encoder(nn.Module):
         return h, self.head(h)
 
 
-def load(folder: str | Path | None = None, *, head: bool = False) -> tuple[Encoder, Transform]:
+def load(folder: str | Path | None = None, *, head: bool = False) -> tuple[Encoder, Transform | ClipTransform]:
     """The encoder of `folder` (this file's own by default) in eval mode, and the transform its images need.
 
     head: also load the projection head, where it was exported.
@@ -58,7 +72,8 @@ def load(folder: str | Path | None = None, *, head: bool = False) -> tuple[Encod
     if head:
         projection = build_head(facts["head"])
         projection.load_state_dict(load_file(place / "head.safetensors"))
-    return Encoder(backbone, projection).eval(), make_transform(facts["input"])
+    encoder = Encoder(backbone, projection, facts["frame_by_frame"]).eval()
+    return encoder, make_clip_transform(facts["input"]) if facts["clip"] else make_transform(facts["input"])
 
 
 def build_backbone(facts: dict[str, Any]) -> nn.Module:
@@ -66,6 +81,8 @@ def build_backbone(facts: dict[str, Any]) -> nn.Module:
     library, name = facts["library"], facts["name"]
     if library == "small-cnn":
         return _small_cnn(facts["widths"])
+    if library == "small-3d":
+        return _small_3d(facts["widths"])
     model: nn.Module
     if library == "timm":
         import timm
@@ -77,7 +94,10 @@ def build_backbone(facts: dict[str, Any]) -> nn.Module:
     else:
         import torchvision
 
-        if facts["image_size"] is not None:
+        if library == "torchvision-video":
+            model = torchvision.models.get_model(name, weights=None)
+            model.fc = nn.Identity()
+        elif facts["image_size"] is not None:
             model = torchvision.models.get_model(name, weights=None, image_size=facts["image_size"])
             model.heads = nn.Identity()
         elif facts["features"]:
@@ -100,6 +120,18 @@ def _small_cnn(widths: list[int]) -> nn.Module:
     for stage, width in enumerate(widths):
         layers += [nn.Conv2d(channels, width, 3, stride=min(stage + 1, 2), padding=1, bias=False)]
         layers += [nn.BatchNorm2d(width), nn.ReLU()]
+        channels = width
+    return nn.Sequential(*layers)
+
+
+def _small_3d(widths: list[int]) -> nn.Module:
+    """3x3x3 convolution, batch norm and ReLU per stage; all but the first halve the sides, every second one time."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for stage, width in enumerate(widths):
+        space, time = min(stage + 1, 2), 2 if stage and stage % 2 == 0 else 1
+        layers += [nn.Conv3d(channels, width, 3, stride=(time, space, space), padding=1, bias=False)]
+        layers += [nn.BatchNorm3d(width), nn.ReLU()]
         channels = width
     return nn.Sequential(*layers)
 
@@ -137,6 +169,12 @@ def make_transform(facts: dict[str, Any]) -> Transform:
         return (levels.permute(2, 0, 1) / 255 - mean) / std
 
     return transform
+
+
+def make_clip_transform(facts: dict[str, Any]) -> ClipTransform:
+    """Frames of one size -> float32 [3, T, size, size], each as `make_transform` makes it."""
+    one = make_transform(facts)
+    return lambda frames: torch.stack([one(frame) for frame in frames], 1)
 
 
 def _on_white(image: Image.Image) -> Image.Image:

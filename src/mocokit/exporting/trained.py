@@ -10,6 +10,7 @@ from torch import nn
 
 from mocokit import files
 from mocokit.contrast.encoders import Encoder, EncoderConfig
+from mocokit.data.clips import ClipConfig
 from mocokit.data.views import ViewConfig
 from mocokit.errors import DamagedError, UsageError
 from mocokit.evaluation.tuned_folder import MARKER as TUNED_MARKER
@@ -40,6 +41,17 @@ class Trained:
         """Why newer checkpoints were passed over."""
         return self.run.found.passed_over if self.run is not None else ()
 
+    @property
+    def clips(self) -> ClipConfig | None:
+        """The clips that the encoder reads; None for images."""
+        if not self.config.clip:
+            return None
+        if self.run is not None:
+            data = self.run.config.data
+            return ClipConfig(frames=data.clip_frames, stride=data.clip_stride)
+        assert self.tuned is not None
+        return ClipConfig(frames=self.config.clip, stride=int(self.tuned.config["video"]["clip_stride"]))
+
     def encoder(self, which: Which = "query") -> Encoder:
         """The encoder, float32, in eval mode. A fine-tuned one has no head of its own: its z is h."""
         if self.run is not None:
@@ -62,7 +74,7 @@ def is_trained(path: Path) -> bool:
 def open_trained(place: Place | Trained, step: int | None = None) -> Trained:
     """Open a run (its newest checkpoint that verifies, or that of `step`) or a fine-tuning.
 
-    Raises UsageError when the folder is neither or its encoder reads clips, DamagedError when its weights don't verify.
+    Raises UsageError when the folder is neither, DamagedError when its weights don't verify.
     """
     if isinstance(place, Trained):
         return place
@@ -70,11 +82,6 @@ def open_trained(place: Place | Trained, step: int | None = None) -> Trained:
     if not isinstance(place, Run) and (path / TUNED_MARKER).is_file():
         return _open_tuned(path)
     run = place if isinstance(place, Run) else load_run(path, step=step)
-    if run.config.data.video == "clips":
-        raise UsageError(
-            f"{path} was trained on clips of video, and this reads images. Use a run of `--video frames`; clips are "
-            "for `mocokit evaluate` and `mocokit motion`."
-        )
     weights = run.found.manifest["files"]["model.safetensors"]["sha256"]
     return Trained(path, run.config.encoder, run.config.views, weights, run.step, run, None)
 

@@ -19,12 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mocokit import files
-from mocokit.data.pixels import SkippedSample, side_for
-from mocokit.data.sources import ImageSource
+from mocokit.data.pixels import SkippedSample
 from mocokit.errors import DamagedError, UsageError
 from mocokit.exporting.loading import FrozenEncoder
 from mocokit.retrieval import ann
-from mocokit.retrieval.encode import Floats, Ints, check_bad, chunk_rows, encode_rows, unit
+from mocokit.retrieval.encode import Floats, Ints, Source, canvas_side, check_bad, chunk_rows, encode_rows, unit
 from mocokit.retrieval.layout import encoded_table, vectors_of, with_map, with_neighbours
 from mocokit.retrieval.projection import Map, project
 
@@ -37,7 +36,7 @@ class EmbedPlan:
     """What decides the bytes of the result, apart from the encoder and the data."""
 
     thumbnail: int = 0
-    """Longer side of the thumbnails in pixels; 0 = none."""
+    """Longer side of the thumbnails in pixels (of a clip: of a strip of four frames); 0 = none."""
     map: Map = "pca"
     """The 2-D map."""
     neighbours: int = 10
@@ -158,16 +157,16 @@ class Parts:
         files.sweep_leftovers(self.folder)
 
 
-def part_rows(source: ImageSource, size: int) -> tuple[int, int, int]:
+def part_rows(source: Source, size: int, clip: int = 0) -> tuple[int, int, int]:
     """(canvas side, rows of a part, number of parts)."""
-    side = side_for(source, size)
-    rows = chunk_rows(side)
+    side = canvas_side(source, size)
+    rows = chunk_rows(side, clip)
     return side, rows, -(-len(source.index) // rows)
 
 
 def compute_parts(
     frozen: FrozenEncoder,
-    source: ImageSource,
+    source: Source,
     parts: Parts,
     plan: EmbedPlan,
     *,
@@ -193,7 +192,7 @@ def compute_parts(
 
 
 def join_parts(
-    parts: Parts, out: Path, plan: EmbedPlan, source: ImageSource, say: Callable[[str], None]
+    parts: Parts, out: Path, plan: EmbedPlan, source: Source, say: Callable[[str], None]
 ) -> tuple[pa.Table, list[SkippedSample], float | None]:
     """All parts as one table with map and neighbours. Raises UsageError naming the parts that are missing."""
     missing = [n for n in range(parts.count) if parts.read(n) is None]

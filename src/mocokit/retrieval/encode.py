@@ -1,8 +1,9 @@
-"""From rows of an image source to vectors, chunk by chunk, with what can't be read named and left out."""
+"""From rows of a source of pictures or clips to vectors, chunk by chunk; what can't be read is named and left out."""
 
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mocokit.data.clips import ClipSource
 from mocokit.data.decode import UnreadableImageError
 from mocokit.data.pixels import SkippedSample, fit_picture, read_fitting, side_for
 from mocokit.data.sources import ImageSource
@@ -23,6 +25,10 @@ from mocokit.exporting.loading import FrozenEncoder
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
+
+Source = ImageSource | ClipSource
+STRIP_FRAMES = 4
+"""Frames of a clip that stand side by side in its still picture."""
 
 CHUNK_BYTES = 128 * 2**20
 CHUNK_ROWS = 2048
@@ -41,31 +47,36 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class _Canvases:
-    """Pictures as evaluation keeps them (see `PixelStore`), for a few rows at a time."""
+    """Pictures (or clips) as evaluation keeps them (see `PixelStore`), for a few rows at a time."""
 
     pixels: UInt8Array
     extents: npt.NDArray[np.int64]
 
     def batch(self, rows: Ints) -> tuple[Tensor, Tensor]:
-        """uint8 [B, 3, side, side] and int64 [B, 2] (height, width)."""
+        """uint8 [B, 3, side, side] or [B, 3, T, side, side], and int64 [B, 2] (height, width)."""
         return torch.from_numpy(self.pixels[rows]), torch.from_numpy(self.extents[rows])
 
 
-def chunk_rows(side: int) -> int:
-    """How many pictures of a canvas of `side` pixels are in memory at a time."""
-    return max(1, min(CHUNK_ROWS, CHUNK_BYTES // (3 * side * side)))
+def chunk_rows(side: int, clip: int = 0) -> int:
+    """How many pictures (or clips of so many frames) of a canvas of `side` pixels are in memory at a time."""
+    return max(1, min(CHUNK_ROWS, CHUNK_BYTES // (3 * side * side * max(clip, 1))))
+
+
+def canvas_side(source: Source, size: int) -> int:
+    """The canvas side for views of `size` pixels (see `side_for`)."""
+    return side_for(source.frames if isinstance(source, ClipSource) else source, size)
 
 
 def encode_source(
     frozen: FrozenEncoder,
-    source: ImageSource,
+    source: Source,
     *,
     max_bad: float = 0.01,
     progress: Callable[[int, int], None] | None = None,
 ) -> Encoded:
     """Vectors of all readable rows of a source, in its order. Raises DataError when too many can't be read."""
-    side = side_for(source, frozen.views.size)
-    step = chunk_rows(side)
+    side = canvas_side(source, frozen.views.size)
+    step = chunk_rows(side, frozen.clip)
     parts = []
     for start in range(0, len(source.index), step):
         rows = np.arange(start, min(start + step, len(source.index)))
@@ -84,14 +95,15 @@ def encode_source(
 
 
 def encode_rows(
-    frozen: FrozenEncoder, source: ImageSource, rows: Ints, *, side: int, thumbnail: int | None = None
+    frozen: FrozenEncoder, source: Source, rows: Ints, *, side: int, thumbnail: int | None = None
 ) -> Encoded:
     """Vectors of the readable ones of `rows`, not normalised: what the evaluation's features are, to the last bit.
 
-    side: of the canvas, from `side_for`. thumbnail: also make thumbnails whose longer side is at most this many pixels.
+    side: of the canvas, from `canvas_side`. thumbnail: also make thumbnails, their longer side at most so many pixels.
     """
     with ThreadPoolExecutor(_READERS, thread_name_prefix="decode") as pool:
-        read = list(pool.map(lambda row: _read(source, row, side, thumbnail), rows.tolist()))
+        parts = pool.map(lambda part: [_read(source, row, side, thumbnail) for row in part], _together(source, rows))
+        read = [one for part in parts for one in part]
     good = [number for number, one in enumerate(read) if not isinstance(one, str)]
     skipped = tuple(
         SkippedSample(row=int(rows[number]), name=source.index.names[int(rows[number])], reason=one)
@@ -107,12 +119,13 @@ def encode_rows(
 
 
 def encode_pictures(frozen: FrozenEncoder, pictures: Sequence[UInt8Array], side: int) -> Floats:
-    """Vectors float32 [M, D] of pictures uint8 [H, W, 3] that fit a canvas of `side` pixels."""
-    pixels = np.zeros((len(pictures), 3, side, side), np.uint8)
+    """Vectors float32 [M, D] of pictures uint8 [H, W, 3], or clips [T, H, W, 3], that fit a canvas of `side` pixels."""
+    time = (frozen.clip,) if frozen.clip else ()
+    pixels = np.zeros((len(pictures), 3, *time, side, side), np.uint8)
     extents = np.zeros((len(pictures), 2), np.int64)
     for number, picture in enumerate(pictures):
-        height, width = picture.shape[:2]
-        pixels[number, :, :height, :width] = picture.transpose(2, 0, 1)
+        height, width = picture.shape[-3:-1]
+        pixels[number, ..., :height, :width] = np.moveaxis(picture, -1, 0)
         extents[number] = height, width
     views = frozen.views
     device = next(frozen.parameters()).device
@@ -125,6 +138,7 @@ def encode_pictures(frozen: FrozenEncoder, pictures: Sequence[UInt8Array], side:
         size=views.size,
         mean=views.mean,
         std=views.std,
+        batch=64 if frozen.clip else 256,
         device=device,
     )
     return (found.h if frozen.readout.endswith("h") else found.z).numpy()
@@ -158,9 +172,29 @@ def thumbnail_bytes(rgb: UInt8Array, side: int) -> bytes:
     return out.getvalue()
 
 
-def _read(source: ImageSource, row: int, side: int, thumbnail: int | None) -> tuple[UInt8Array, bytes] | str:
-    """The picture fitted into the canvas, and its thumbnail; or why it can't be read."""
+def strip(clip: UInt8Array, side: int, most: int = STRIP_FRAMES) -> UInt8Array:
+    """Up to `most` frames of a clip [T, H, W, 3], evenly spread, side by side; none has a side above `side`."""
+    places = np.unique(np.linspace(0, len(clip) - 1, min(most, len(clip))).round().astype(np.int64))
+    return np.concatenate([fit_picture(clip[place], side) for place in places.tolist()], axis=1)
+
+
+def _together(source: Source, rows: Ints) -> list[list[int]]:
+    """Rows that one thread reads: a picture, or the clips of a video one after the other."""
+    if not isinstance(source, ClipSource):
+        return [[row] for row in rows.tolist()]
+    cuts = [0, *(np.flatnonzero(np.diff(source.video[rows])) + 1).tolist(), len(rows)]
+    return [rows[start:stop].tolist() for start, stop in itertools.pairwise(cuts)]
+
+
+def _read(source: Source, row: int, side: int, thumbnail: int | None) -> tuple[UInt8Array, bytes] | str:
+    """The picture (or clip) fitted into the canvas, and its thumbnail (a strip); or why it can't be read."""
     try:
+        if isinstance(source, ClipSource):
+            clip = source.read(row, side)
+            if not thumbnail:
+                return clip, b""
+            frames = strip(clip, max(1, thumbnail // STRIP_FRAMES))
+            return clip, thumbnail_bytes(frames, thumbnail)
         picture = fit_picture(read_fitting(source, row, side), side)
         small = b""
         if thumbnail:

@@ -22,8 +22,10 @@ from mocokit.evaluation.features import extract
 from mocokit.evaluation.frozen import RANDOM_SEED
 from mocokit.evaluation.interval import Interval, crossed_interval
 from mocokit.evaluation.labelled import LabelledData
+from mocokit.evaluation.labelled_videos import VideoData, by_video
 from mocokit.evaluation.protocol import Ledger, plan_hash
 from mocokit.evaluation.verdict import Verdict, decide
+from mocokit.evaluation.video_contenders import CLIP_PIXEL_SIDE
 from mocokit.retrieval.encode import Ints
 from mocokit.retrieval.scores import Doubles, rank_all
 from mocokit.training.run import Run
@@ -57,7 +59,7 @@ class SearchScores:
 
 def judge_search(
     runs: Sequence[Run],
-    data: LabelledData,
+    data: LabelledData | VideoData,
     *,
     readout: str,
     ks: Sequence[int],
@@ -67,7 +69,8 @@ def judge_search(
 ) -> SearchScores:
     """Rank the test images by the runs' features, pixels, random weights and further vectors by name.
 
-    readout: h, z, key-h or key-z. ks: of recall@k. named: name -> function from rows to vectors [M, D]. The reading
+    Of videos a whole one is ranked: the mean of its clips' (or frames') vectors. readout: h, z, key-h or key-z. ks: of
+    recall@k. named: name -> function from rows to vectors [M, D]. The reading
     of the test split is recorded in every run's ledger first. Raises UsageError when the runs don't belong together,
     DataError when no label has two test images.
     """
@@ -82,10 +85,11 @@ def judge_search(
     ledgers = [Ledger(run.folder.evaluation / "ledger.jsonl") for run in runs]
     for run, ledger in zip(runs, ledgers, strict=True):
         ledger.record(split="test", purpose="search evaluation", plan=plan, n=len(test), step=run.step)
+    judged = "videos" if isinstance(data, VideoData) else "images"
     labels = data.index.labels[test]
     groups = data.index.groups[test] if (data.index.groups[test] >= 0).any() else None
     own, baselines = _vectors(runs, data, readout, named, device, say)
-    say(f"ranking {len(test)} test images by {1 + len(baselines)} methods")
+    say(f"ranking {len(test)} test {judged} by {1 + len(baselines)} methods")
     matrices: dict[str, dict[str, Doubles]] = {}
     for name, several in {readout: own, **baselines}.items():
         ranked = [rank_all(vectors, labels, groups, ks) for vectors in several]
@@ -114,6 +118,7 @@ def judge_search(
         not_run={}
         if RANDOM_INIT_FLATTENED in baselines
         else {RANDOM_INIT_FLATTENED: f"{first.encoder.backbone} has no spatial map"},
+        judged=judged,
     )
     readings = max(ledger.count("test") for ledger in ledgers)
     return SearchScores(scores, verdict, len(asked), len(test), readings)
@@ -121,7 +126,7 @@ def judge_search(
 
 def _vectors(
     runs: Sequence[Run],
-    data: LabelledData,
+    data: LabelledData | VideoData,
     readout: str,
     named: Mapping[str, Callable[[Ints], Tensor]],
     device: torch.device,
@@ -129,34 +134,43 @@ def _vectors(
 ) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
     """The runs' vectors of the test images, and the baselines': one for each run, or one that is the same in all."""
     first, test = runs[0].config, data.split.test
+    rows, place = data.of(test)
+    calibration = data.of(data.split.train)[0]
+    batch = 64 if isinstance(data, VideoData) else 256
+
+    def whole(vectors: Tensor) -> Tensor:
+        return by_video(vectors, place, len(test)) if isinstance(data, VideoData) else vectors
+
     own = []
     for run in runs:
-        say(f"features of {run.path.name} ({len(test)} images)")
+        say(f"features of {run.path.name} ({len(rows)} samples)")
         encoder = run.encoder("key" if readout.startswith("key-") else "query").to(device)
         views = run.config.views
-        found = extract(encoder, data.store, test, size=views.size, mean=views.mean, std=views.std, device=device)
-        own.append(found.h if readout.endswith("h") else found.z)
+        found = extract(
+            encoder, data.store, rows, size=views.size, mean=views.mean, std=views.std, batch=batch, device=device
+        )
+        own.append(whole(found.h if readout.endswith("h") else found.z))
     say("baselines: pixels, random weights")
     views = first.views
-    baselines = {PIXELS: [pixel_features(data.store, test, size=views.size, mean=views.mean, std=views.std)]}
-    inits = [
-        random_init_features(
+    side = min(views.size, CLIP_PIXEL_SIDE) if isinstance(data, VideoData) else views.size
+    baselines = {PIXELS: [whole(pixel_features(data.store, rows, size=side, mean=views.mean, std=views.std))]}
+    baselines[RANDOM_INIT] = []
+    for seed in range(len(runs)):
+        one = random_init_features(
             lambda seed: make_encoder(first.encoder, first.views.size, RANDOM_SEED + seed),
             data.store,
-            test,
-            data.split.train,
+            rows,
+            calibration,
             seed,
             size=views.size,
             mean=views.mean,
             std=views.std,
+            batch=batch,
             device=device,
         )
-        for seed in range(len(runs))
-    ]
-    baselines[RANDOM_INIT] = [one.pooled for one in inits]
-    flattened = [one.flattened for one in inits if one.flattened is not None]
-    if flattened:
-        baselines[RANDOM_INIT_FLATTENED] = flattened
+        baselines[RANDOM_INIT].append(whole(one.pooled))
+        if one.flattened is not None:
+            baselines.setdefault(RANDOM_INIT_FLATTENED, []).append(whole(one.flattened))
     for name, vectors in named.items():
         if name in baselines or name == readout:
             raise UsageError(f"--against {name!r} is the name of a method that is always there. Give it another name.")

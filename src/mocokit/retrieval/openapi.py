@@ -30,6 +30,7 @@ _ERRORS = {
     "404": "No such image",
 }
 _IMAGE = {"description": "The picture, encoded anew", "content": {"image/png": {}, "image/jpeg": {}}}
+_MOVING = {"description": "An animation", "content": {"image/webp": {}, "image/png": {}, "image/jpeg": {}}}
 
 
 def openapi() -> dict[str, Any]:
@@ -64,7 +65,8 @@ def openapi() -> dict[str, Any]:
                 ),
                 "post": upload,
             },
-            "/api/thumbnail/{id}": {"get": _get("A small picture", _IMAGE, [one])},
+            "/api/thumbnail/{id}": {"get": _get("A small picture; of a clip four frames side by side", _IMAGE, [one])},
+            "/api/preview/{id}": {"get": _get("A clip that plays; of a picture its thumbnail", _MOVING, [one])},
             "/api/picture/{id}": {"get": _get("A picture of up to 2,048 pixels", _IMAGE, [one])},
         },
         "components": {
@@ -96,13 +98,14 @@ def openapi() -> dict[str, Any]:
                 },
                 "Index": {
                     "type": "object",
-                    "required": ["images", "dim", "kind", "recall", "readout", "labels"],
+                    "required": ["images", "dim", "kind", "recall", "readout", "labels", "clips"],
                     "properties": {
                         "images": {"type": "integer"},
                         "dim": {"type": "integer"},
                         "kind": {"enum": ["exact", "hnsw", "ivf"]},
                         "recall": {"type": "number"},
                         "readout": text,
+                        "clips": {"type": "boolean", "description": "Whether the rows are clips of videos"},
                         "labels": {
                             "type": "array",
                             "items": {

@@ -20,7 +20,9 @@ from mocokit.retrieval.query import hit
 
 STATIC_LIMIT = 5_000
 """A page without a server holds at most so many images."""
-STATIC_THUMBNAIL = 96
+STATIC_CLIPS = 1_000
+"""Or so many clips, each with a strip and a moving preview."""
+STATIC_THUMBNAIL, STATIC_STRIP = 96, 192
 
 
 def facts(index: SearchIndex) -> dict[str, Any]:
@@ -28,6 +30,7 @@ def facts(index: SearchIndex) -> dict[str, Any]:
     found = {
         key: value for key, value in index.summary().items() if key not in ("index", "generation", "effort", "step")
     }
+    found["clips"] = any("clips" in (one.get("reading") or {}) for one in index.facts["sources"])
     return found | {"labels": [{"name": name, "count": count} for name, count in index.rows.labels()]}
 
 
@@ -59,31 +62,40 @@ def server_page() -> tuple[str, str]:
 
 
 def static_page(index: SearchIndex, pictures: Pictures) -> str:
-    """The page with all images and vectors inside. Raises UsageError for an index of more than 5,000 images.
+    """The page with all images and vectors inside. Raises UsageError for more than 5,000 images or 1,000 clips.
 
     Vectors are kept as 16-bit integers, so a score differs from the index's by 1e-4 at most.
     """
-    rows = index.rows.alive.nonzero()[0]
-    if len(rows) > STATIC_LIMIT:
+    rows, about = index.rows.alive.nonzero()[0], facts(index)
+    limit, what, side = STATIC_LIMIT, "images", STATIC_THUMBNAIL
+    if about["clips"]:
+        limit, what, side = STATIC_CLIPS, "clips", STATIC_STRIP
+    if len(rows) > limit:
         raise UsageError(
-            f"A page without a server holds up to {STATIC_LIMIT:,} images; the index has {len(rows):,}. Use `mocokit "
+            f"A page without a server holds up to {limit:,} {what}; the index has {len(rows):,}. Use `mocokit "
             "search serve`."
         )
     images = []
     for row in rows.tolist():
         one = hit(index, row, 0.0)
-        small = pictures.thumbnail(one.id, STATIC_THUMBNAIL)
-        kind, data = small if small is not None else ("image/png", b"")
-        shown = f"data:{kind};base64,{base64.b64encode(data).decode()}"
-        images.append({key: value for key, value in one.to_dict().items() if key != "score"} | {"thumbnail": shown})
+        shown = {"thumbnail": _inline(pictures.thumbnail(one.id, side))}
+        if about["clips"]:
+            shown["preview"] = _inline(pictures.preview(one.id, STATIC_THUMBNAIL))
+        images.append({key: value for key, value in one.to_dict().items() if key != "score"} | shown)
     vectors = (index.neighbours.vectors(rows) * 32767).round().clip(-32767, 32767).astype("<i2")
     saved = {
-        "facts": facts(index),
+        "facts": about,
         "images": images,
         "dim": index.neighbours.dim,
         "vectors": base64.b64encode(vectors.tobytes()).decode(),
     }
     return page({"strings": strings.table("search"), "limit": 0, "saved": saved})[0]
+
+
+def _inline(made: tuple[str, bytes] | None) -> str:
+    """A picture as a data URL; an empty one where it can't be read."""
+    kind, data = made if made is not None else ("image/png", b"")
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _hash(text: str) -> str:

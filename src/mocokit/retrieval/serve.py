@@ -79,6 +79,10 @@ def make_app(index: SearchIndex, pictures: Pictures, encode: Encode, token: str)
         sample = _sample(request.path_params["sample"])
         return _picture(await run_in_threadpool(pictures.thumbnail, sample, THUMBNAIL))
 
+    async def preview(request: Request) -> Response:
+        sample = _sample(request.path_params["sample"])
+        return _picture(await run_in_threadpool(pictures.preview, sample, THUMBNAIL))
+
     async def picture(request: Request) -> Response:
         sample = _sample(request.path_params["sample"])
         return _picture(await anyio.to_thread.run_sync(pictures.full, sample, limiter=one_at_a_time))
@@ -99,6 +103,7 @@ def make_app(index: SearchIndex, pictures: Pictures, encode: Encode, token: str)
             Route("/api/similar", similar, methods=["GET"]),
             Route("/api/similar", upload, methods=["POST"]),
             Route("/api/thumbnail/{sample}", thumbnail),
+            Route("/api/preview/{sample}", preview),
             Route("/api/picture/{sample}", picture),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=_guard(token))],

@@ -41,6 +41,7 @@ OWNED = (
     "trace.json",
     "cache/*.u8",
     "cache/*.u8.json",
+    "cache/*.tables",
     "cache/execution.yaml",
     "cache/init.safetensors",
     "images.npy",

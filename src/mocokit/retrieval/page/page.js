@@ -48,6 +48,7 @@
     upload: (file, skip, label) => ask(`/api/similar?${words({ skip, k: PAGE, label })}`,
       { method: "POST", body: file, headers: { "Content-Type": "application/octet-stream" } }),
     thumbnail: (id) => `/api/thumbnail/${id}`,
+    preview: (id) => `/api/preview/${id}`,
     picture: (id) => `/api/picture/${id}`,
   };
 
@@ -81,6 +82,7 @@
           more: scored.length > skip + PAGE };
       },
       thumbnail: (id) => saved.images[place.get(id)].thumbnail,
+      preview: (id) => saved.images[place.get(id)].preview,
       picture: (id) => saved.images[place.get(id)].thumbnail,
     };
   }
@@ -89,7 +91,7 @@
 
   // ------------------------------------------------------------------------------------------------- state
 
-  let file = null, fileUrl = null, shown = [], focused = 0, turn = 0;
+  let file = null, fileUrl = null, shown = [], focused = 0, turn = 0, clips = false;
 
   const state = () => {
     const found = new URLSearchParams(location.hash.slice(1));
@@ -146,6 +148,17 @@
 
   const nameOf = (hit) => hit.label ? `${hit.name} · ${hit.label}` : hit.name;
 
+  // A clip plays over and over; who asks for less motion sees its strip of frames stand still.
+  function moving(img, id) {
+    if (!clips) { img.src = source.thumbnail(id); return img; }
+    const both = document.createElement("picture"), still = document.createElement("source");
+    still.media = "(prefers-reduced-motion: reduce)";
+    still.srcset = source.thumbnail(id);
+    img.src = source.preview(id);
+    both.append(still, img);
+    return both;
+  }
+
   function cardOf(hit, number) {
     const card = document.createElement("li"), find = document.createElement("button"), img = document.createElement("img");
     find.type = "button";
@@ -160,8 +173,7 @@
       gone.textContent = t("search.gone");
       img.replaceWith(gone);
     };
-    img.src = source.thumbnail(hit.id);
-    find.append(img);
+    find.append(moving(img, hit.id));
     find.setAttribute("aria-label", t("search.like", { name: nameOf(hit) }));
     find.onclick = () => go({ id: hit.id, page: 0, up: "" });
     card.append(find);
@@ -205,7 +217,7 @@
   }
 
   function take(chosen) {
-    if (!chosen || !source.upload) return;
+    if (!chosen || clips || !source.upload) return;
     if (chosen.size > DATA.limit) { say(t("search.large", { mb: Math.floor(DATA.limit / 1e6) }), true); return; }
     if (fileUrl) URL.revokeObjectURL(fileUrl);
     file = chosen;
@@ -293,11 +305,12 @@
       return option;
     }));
     $("filter").value = state().label;
+    clips = known.clips;
+    $("drop").hidden = clips || !source.upload;
     const how = known.kind === "exact" ? t("search.exact") : t("search.near", { kind: known.kind, recall: known.recall.toFixed(3) });
     $("facts").textContent = t("search.facts", { n: known.images, dim: known.dim, readout: known.readout, how });
   }
 
-  $("drop").hidden = !source.upload;
   speak(store.get("mocokit-language") || (navigator.language || "en").slice(0, 2));
   facts().then(show);
 })();
