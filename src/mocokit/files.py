@@ -335,15 +335,16 @@ def sweep_leftovers(path: Path) -> None:
     """Remove what interrupted writes of this file or folder left beside it. Nobody may be writing it meanwhile."""
     name, random = re.escape(path.name[:200]), "[0-9a-f]{8}"
     pattern = re.compile(rf"{re.escape(TEMPORARY)}({random}-{name}|(removed-)?{name}-{random})")
-    with storage_errors(path.parent, "read"):
-        found = [Path(entry.path) for entry in os.scandir(path.parent) if pattern.fullmatch(entry.name)]
+    with storage_errors(path.parent, "read"), os.scandir(path.parent) as entries:
+        found = [Path(entry.path) for entry in entries if pattern.fullmatch(entry.name)]
     for one in found:
         remove_path(one)
 
 
 def only_leftovers(folder: Path) -> bool:
     """Whether a folder holds nothing but what a start that was killed leaves: a lock, temporary files."""
-    return all(entry.name == ".lock" or entry.name.startswith(TEMPORARY) for entry in os.scandir(folder))
+    with os.scandir(folder) as entries:
+        return all(entry.name == ".lock" or entry.name.startswith(TEMPORARY) for entry in entries)
 
 
 def remove_folder_by_rename(path: Path) -> None:
