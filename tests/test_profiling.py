@@ -1,4 +1,4 @@
-"""--profile: the parts add up to the steps' time, nothing is left behind, no bit changes, the advice names the bound."""
+"""--profile: parts add up to the steps' time, nothing is left behind, no bit changes, the advice names the bound."""
 
 from __future__ import annotations
 
