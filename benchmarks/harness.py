@@ -35,12 +35,14 @@ class GateError(Exception):
 class Child:
     """An arm's process. cpus: those it may use."""
 
-    def __init__(self, arm: str, order: Order, *, python: str, cpus: Sequence[int]) -> None:
+    def __init__(self, arm: str, order: Order, *, python: str, cpus: Sequence[int], keep_memory: bool = False) -> None:
         self.arm = arm
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
             "OMP_NUM_THREADS": str(order.threads),
         }
+        if keep_memory:  # what mocokit asks of the C library from inside (training/allocator.py)
+            environment |= {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
         command = ["taskset", "-c", ",".join(map(str, cpus)), python, "-m", "benchmarks.child", arm]
         self.process = subprocess.Popen(
             [*command, json.dumps(asdict(order))],
@@ -106,6 +108,7 @@ class Contestant:
     arm: str
     order: Order
     python: str = sys.executable
+    keep_memory: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
     rates: list[float] = field(default_factory=list)
     split: dict[str, float] | None = None
@@ -114,7 +117,7 @@ class Contestant:
 
     def start(self, cpus: Sequence[int]) -> Child:
         """Its process; `facts` are what it says of itself."""
-        child = Child(self.arm, self.order, python=self.python, cpus=cpus)
+        child = Child(self.arm, self.order, python=self.python, cpus=cpus, keep_memory=self.keep_memory)
         self.facts = child.answer()["facts"]
         return child
 

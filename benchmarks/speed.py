@@ -29,7 +29,8 @@ def contestants(name: str, precision: str, folder: str, peer: str, arms: list[st
     """The rows of a case in the order they run.
 
     again: mocokit once more, the control. lightly: as documented, fp32 and the plain layout. lightly-same: lightly with
-    channels_last and this case's precision, which its documentation does not show.
+    what mocokit has found to pay, none of which its documentation shows: channels_last, this case's precision, and
+    freed memory kept (`training/allocator.py`).
     """
     order = Order(case=name, precision=precision, layout="auto", folder=folder)
     ours = Contestant("mocokit", "mocokit", order)
@@ -49,8 +50,8 @@ def contestants(name: str, precision: str, folder: str, peer: str, arms: list[st
     found["plain"] = Contestant("plain PyTorch", "plain", plain)
     found["lightly"] = Contestant("lightly", "lightly", plain, peer)
     same = dataclasses.replace(plain, layout="channels-last", precision=precision)
-    label = f"lightly, channels_last{', bf16' if precision == 'bf16' else ''}"
-    found["lightly-same"] = Contestant(label, "lightly", same, peer)
+    label = f"lightly, channels_last, memory kept{', bf16' if precision == 'bf16' else ''}"
+    found["lightly-same"] = Contestant(label, "lightly", same, peer, keep_memory=True)
     return [found[arm] for arm in arms]
 
 

@@ -11,13 +11,14 @@ from benchmarks import cases
 from benchmarks.arms import Order, Step
 from benchmarks.pace import Clock, Pace
 
+from mocokit.training.allocator import keep_freed_memory
 from mocokit.training.precision import ExecutionConfig, apply_execution
 
 READY = 4  # batches that are gone round
 
 
 class Encoders:
-    """The arm; its precision and layout are those that the whole step has."""
+    """The arm; its precision, layout and allocator are those that the whole step has."""
 
     def __init__(self, order: Order) -> None:
         self.order, self.clock = order, Clock()
@@ -37,6 +38,7 @@ class Encoders:
         case = self.order.what
         ready = [torch.randn(2, case.batch, 3, case.size, case.size) for _ in range(READY)]
         gradient = torch.randn(case.batch, case.dim) / case.batch
+        keep_freed_memory()
         for x_q, x_k in pace(itertools.cycle(ready)):
             self.clock.mark("forward-backward")
             with torch.no_grad():

@@ -26,6 +26,7 @@ from mocokit.contrast.key_queue import NO_ID
 from mocokit.contrast.steps import ViewPair, step_of
 from mocokit.data.loader import Batch, BatchLoader, BatchPlan
 from mocokit.options import PretrainOptions
+from mocokit.training.allocator import keep_freed_memory
 from mocokit.training.distributed import Ranks, settle_execution
 from mocokit.training.loop import QueryUpdate, Schedule, StopRequest, run_training
 from mocokit.training.precision import num_threads
@@ -122,6 +123,7 @@ class Ours:
         def batches(start: int, stop: int) -> Iterator[Batch]:
             yield from pace(self.loader.batches(start, stop))
 
+        keep_freed_memory()
         with (
             tempfile.TemporaryDirectory() as folder,
             num_threads(self.execution.threads or 1),
