@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from mocokit.contrast.encoders import Encoder, EncoderConfig, build_encoder
 
-T, M, LR, SGD_MOMENTUM, WEIGHT_DECAY = 0.2, 0.999, 0.03, 0.9, 1e-4
-SEED = 0
+SGD_MOMENTUM, WEIGHT_DECAY = 0.9, 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +38,9 @@ class Case:
     fed: int | None = None
     drain: int = 5
     jpegs: bool = False
+    T: float = 0.2
+    m: float = 0.999
+    lr: float = 0.03
 
 
 CASES = {
@@ -54,6 +56,8 @@ CASES = {
         Case(
             name="photos", backbone="resnet18", size=224, batch=32, images=320, picture=500, fed=64, drain=4, jpegs=True
         ),
+        # speedrun_cifar10.py puts its own pictures in place; T and m are those of the released code's CIFAR notebook.
+        Case(name="cifar10", backbone="small-cnn-32-64-128", images=50_000, T=0.1, m=0.99, drain=0),
         # For the tests: over in a second.
         Case(
             name="smoke", backbone="small-cnn-8", head="linear", dim=8, size=16, batch=8, K=32, images=64, picture=16,
@@ -63,31 +67,31 @@ CASES = {
 }  # fmt: skip
 
 
-def network(case: Case) -> Encoder:
+def network(case: Case, seed: int) -> Encoder:
     """The case's encoder with its first weights: the same ones in every arm."""
     config = EncoderConfig(backbone=case.backbone, head=case.head, dim=case.dim)  # type: ignore[arg-type]
-    encoder = build_encoder(config, image_size=case.fed or case.size, seed=SEED)
+    encoder = build_encoder(config, image_size=case.fed or case.size, seed=seed)
     if case.fed:
         encoder.backbone.trunk = nn.Sequential(nn.AdaptiveAvgPool2d(case.fed), encoder.backbone.trunk)
     return encoder
 
 
-def first_queue(case: Case) -> Tensor:
+def first_queue(case: Case, seed: int) -> Tensor:
     """The keys that every arm's queue starts with: random unit rows [K, D]."""
-    rows = torch.randn(case.K, case.dim, generator=torch.Generator().manual_seed(SEED))
+    rows = torch.randn(case.K, case.dim, generator=torch.Generator().manual_seed(seed))
     return torch.nn.functional.normalize(rows, dim=1)
 
 
 def gate_batch(case: Case) -> tuple[Tensor, Tensor]:
     """Two views of the images that the gate's one step is made on: [N, 3, size, size], N at most 32."""
-    drawn = torch.Generator().manual_seed(SEED + 1)
+    drawn = torch.Generator().manual_seed(1)
     x = torch.randn(2, min(case.batch, 32), 3, case.size, case.size, generator=drawn)
     return x[0], x[1]
 
 
 def pictures(case: Case) -> NDArray[np.uint8]:
     """uint8 [images, picture, picture, 3]: patches of colour with a little noise, so that a JPEG has a usual size."""
-    draw = np.random.default_rng(SEED)
+    draw = np.random.default_rng(0)
     made = np.empty((case.images, case.picture, case.picture, 3), np.uint8)
     for row in made:
         rough = Image.fromarray(draw.integers(0, 256, (9, 9, 3), np.uint8)).resize((case.picture, case.picture), 3)

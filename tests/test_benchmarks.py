@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -13,13 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks import cases, harness, pace, report, speed
+from benchmarks import cases, harness, pace, report, speed, speedrun_cifar10
 from benchmarks.arms import Order, ours, plain
 from benchmarks.harness import GateError, compare_steps
-
-
-def order(folder: Path, **changes: Any) -> Order:
-    return Order(case="smoke", folder=str(folder), threads=1, **changes)
+from PIL import Image
 
 
 @pytest.mark.parametrize("case", ["smoke", "tiny"])
@@ -107,3 +105,48 @@ def test_two_arms_run_side_by_side_and_make_a_table(tmp_path: Path, capsys: pyte
     assert record["ratios"]["plain PyTorch"][0] == pytest.approx(mocokit["rates"][0] / other["rates"][0])
     assert "| plain PyTorch |" in capsys.readouterr().out
     assert report.case_lines(record)[0].startswith("**smoke, fp32**: small-cnn-8 at 16 px, batch 8, K 32")
+
+
+def cifar_like(path: Path) -> Path:
+    """64 training pictures and 8 test pictures whose colour tells their class."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    labels = np.arange(72) % 10
+    rows = []
+    for label in labels:
+        data = io.BytesIO()
+        Image.fromarray(np.full((32, 32, 3), 25 * label, np.uint8)).save(data, "PNG")
+        rows.append({"bytes": data.getvalue()})
+    pq.write_table(pa.table({"image": rows, "label": labels, "split": ["train"] * 64 + ["test"] * 8}), path)
+    return path
+
+
+def test_the_speed_run_reads_every_epoch_and_states_all_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = dataclasses.replace(cases.CASES["smoke"], name="cifar10", size=32, picture=32, batch=16)
+    monkeypatch.setitem(cases.CASES, "cifar10", small)
+    threads = torch.get_num_threads()
+    speedrun_cifar10.main(
+        [str(cifar_like(tmp_path / "c.parquet")), "--images", "48", "--held", "16", "--epochs", "2", "--seeds", "1",
+         "--threads", "1", "--workers", "0", "--out", str(tmp_path / "out.json")]
+    )  # fmt: skip
+    torch.set_num_threads(threads)
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert [one["arm"] for one in record["speedrun"]] == ["plain", "mocokit", speedrun_cifar10.OTHER]
+    assert all(one["epochs"] == [1.0, 2.0] and len(one["seconds"]) == 2 for one in record["speedrun"])
+    assert "def race" in record["code"]
+    assert "Threshold: " in capsys.readouterr().out
+
+
+def test_a_seed_that_never_comes_there_is_counted() -> None:
+    def course(arm: str, seed: int, *accuracy: float) -> speedrun_cifar10.Course:
+        return speedrun_cifar10.Course(arm, seed, [10.0, 20.0], [1.0, 2.0], list(accuracy), 1.0)
+
+    courses = [course("plain", 0, 0.3, 0.5), course("plain", 1, 0.3, 0.52), course("plain", 2, 0.2, 0.4)]
+    courses += [course("mocokit", seed, 0.51 - seed / 100, 0.53 - seed / 10) for seed in range(3)]
+    told = speedrun_cifar10.claims(courses)
+    assert "Threshold: 0.495" in told[2]
+    assert told[3].startswith("plain: median 20 s, 20 to 20 s, 1 of 3 never came there; all seeds: 20, 20, never")
+    assert told[4].startswith("mocokit: median 10 s, 10 to 10 s, 1 of 3 never came there; all seeds: 10, 10, never")

@@ -22,6 +22,7 @@ class Order:
     layout: str = "contiguous"
     threads: int = 2
     workers: int = 1
+    seed: int = 0
     folder: str
 
     @property

@@ -22,6 +22,7 @@ from benchmarks.pace import Clock, Pace
 
 from mocokit.api.measuring import probe_of
 from mocokit.api.opening import build_store, configure
+from mocokit.contrast.encoders import Encoder
 from mocokit.contrast.key_queue import NO_ID
 from mocokit.contrast.steps import ViewPair, step_of
 from mocokit.data.loader import Batch, BatchLoader, BatchPlan
@@ -33,7 +34,7 @@ from mocokit.training.precision import num_threads
 from mocokit.training.profiling import StepClock
 from mocokit.training.runfolder import RunFolder
 from mocokit.training.runlog import Progress, RunLog
-from mocokit.training.state import TrainState, make_state
+from mocokit.training.state import TrainState, make_encoder, make_state
 
 ENDLESS = 10**9
 
@@ -61,25 +62,25 @@ class OurClock(Clock):
 
 
 class Ours:
-    """The arm."""
+    """The arm. recipe: other settings than the case's, where the same mathematics is not the question."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, recipe: PretrainOptions | None = None) -> None:
         self.order, self.clock = order, OurClock()
         case, start = order.what, time.perf_counter()
-        options = PretrainOptions(
-            recipe="moco-v2", epochs=1, batch_size=case.batch, seed=cases.SEED, backbone=case.backbone,
-            image_size=case.size, queue_size=case.K, temperature=cases.T, momentum=cases.M, queue_init="random",
-            head=case.head, dim=case.dim, lr=cases.LR, sgd_momentum=cases.SGD_MOMENTUM,
+        options = recipe or PretrainOptions(
+            recipe="moco-v2", epochs=1, batch_size=case.batch, seed=order.seed, backbone=case.backbone,
+            image_size=case.size, queue_size=case.K, temperature=case.T, momentum=case.m, queue_init="random",
+            head=case.head, dim=case.dim, lr=case.lr, sgd_momentum=cases.SGD_MOMENTUM,
             weight_decay=cases.WEIGHT_DECAY, schedule="constant", threads=order.threads, workers=order.workers,
             precision=order.precision, layout=order.layout,
         )  # fmt: skip
         self.source, config = configure(str(cases.data_of(case, order.home)), options, {})
         store = build_store(self.source, side=config.data.side, cache=None, max_bad=0.0)
         decoded = time.perf_counter() - start
-        plan = BatchPlan(self.source.index.ids, case.batch, cases.SEED)
+        plan = BatchPlan(self.source.index.ids, config.train.batch_size, order.seed)
         self.loader = BatchLoader(store, self.source.index, config.views, plan, workers=order.workers)
-        self.encoder = cases.network(case)
-        chosen = settle_execution(self.encoder, lambda: self.loader.make(0).x_q, config.execution, Ranks(), steps=1)
+        self._first = make_encoder(config.encoder, case.size, order.seed) if recipe else cases.network(case, order.seed)
+        chosen = settle_execution(self._first, lambda: self.loader.make(0).x_q, config.execution, Ranks(), steps=1)
         self.config, self.execution = config, chosen
         self.facts: dict[str, Any] = {
             "precision": chosen.precision,
@@ -91,10 +92,16 @@ class Ours:
 
     def _state(self, **execution: Any) -> TrainState:
         config = dataclasses.replace(self.config, execution=dataclasses.replace(self.execution, **execution))
-        state = make_state(config, copy.deepcopy(self.encoder))
-        assert state.queue is not None
-        state.queue.vectors.copy_(cases.first_queue(self.order.what))
+        state = make_state(config, copy.deepcopy(self._first))
+        if state.queue is not None and config.contrast.queue_init == "random":
+            state.queue.vectors.copy_(cases.first_queue(self.order.what, self.order.seed))
         return state
+
+    @property
+    def encoder(self) -> Encoder:
+        """The network that is being trained."""
+        assert self.clock.state is not None
+        return self.clock.state.pair.query
 
     def gate(self) -> Step:
         """One real step with a learning rate of 0: the gradients stay."""
@@ -107,7 +114,7 @@ class Ours:
             state.queue,
             [ViewPair(x_q, x_k, unknown, unknown)],
             scoring=self.config.contrast.scoring(),
-            m=cases.M,
+            m=self.order.what.m,
             step=0,
             update_query_=update,
             gather=lambda keys: keys,
@@ -118,7 +125,8 @@ class Ours:
         """The library's loop, until the pace ends."""
         state = self.clock.state = self._state()
         per_epoch = self.loader.plan.steps_per_epoch
-        schedule = Schedule(per_epoch, ENDLESS, ENDLESS, ENDLESS)
+        steps = per_epoch * self.config.train.epochs if self.config.train.epochs > 1 else ENDLESS
+        schedule = Schedule(per_epoch, steps, ENDLESS, ENDLESS)
 
         def batches(start: int, stop: int) -> Iterator[Batch]:
             yield from pace(self.loader.batches(start, stop))

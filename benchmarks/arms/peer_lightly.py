@@ -26,13 +26,13 @@ class Lightly:
         torch.set_num_threads(order.threads)
         case = order.what
         layout = torch.channels_last if order.layout == "channels-last" else torch.contiguous_format
-        self.model = cases.network(case).to(memory_format=layout)
+        self.model = cases.network(case, order.seed).to(memory_format=layout)
         self.momentum = copy.deepcopy(self.model)
         deactivate_requires_grad(self.momentum)
-        self.criterion = NTXentLoss(temperature=cases.T, memory_bank_size=(case.K, case.dim))
-        self.criterion.memory_bank.bank = cases.first_queue(case)
+        self.criterion = NTXentLoss(temperature=case.T, memory_bank_size=(case.K, case.dim))
+        self.criterion.memory_bank.bank = cases.first_queue(case, order.seed)
         self.optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=cases.LR, momentum=cases.SGD_MOMENTUM, weight_decay=cases.WEIGHT_DECAY
+            self.model.parameters(), lr=case.lr, momentum=cases.SGD_MOMENTUM, weight_decay=cases.WEIGHT_DECAY
         )
         self.dataset = Pictures(cases.data_of(case, order.home), MoCoV2Transform(input_size=case.size))
         self.facts: dict[str, Any] = {
@@ -44,7 +44,7 @@ class Lightly:
         """As in the documented loop."""
         mark = self.clock.mark
         mark("update")
-        update_momentum(self.model, self.momentum, m=cases.M)
+        update_momentum(self.model, self.momentum, m=self.order.what.m)
         mark("forward-backward")
         with autocast(self.order.precision):
             query = self.model(x_query)

@@ -23,6 +23,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
+from mocokit.contrast.encoders import Encoder
+
 
 class Pictures(Dataset[Any]):
     """PIL pictures under a transform: from memory as torchvision's CIFAR10 has them, or from files as ImageFolder."""
@@ -84,19 +86,25 @@ class Plain:
     def __init__(self, order: Order) -> None:
         self.order, self.clock = order, Clock()
         torch.set_num_threads(order.threads)
-        case = order.what
+        case = self.case = order.what
+        torch.manual_seed(order.seed)  # shuffling and views
         layout = torch.channels_last if order.layout == "channels-last" else torch.contiguous_format
-        self.f_q = cases.network(case).to(memory_format=layout)
+        self.f_q = cases.network(case, order.seed).to(memory_format=layout)
         self.f_k = copy.deepcopy(self.f_q)
         for parameter in self.f_k.parameters():
             parameter.requires_grad = False
-        self.queue = cases.first_queue(case).T.contiguous()
+        self.queue = cases.first_queue(case, order.seed).T.contiguous()
         self.pointer = 0
         self.optimizer = torch.optim.SGD(
-            self.f_q.parameters(), lr=cases.LR, momentum=cases.SGD_MOMENTUM, weight_decay=cases.WEIGHT_DECAY
+            self.f_q.parameters(), lr=case.lr, momentum=cases.SGD_MOMENTUM, weight_decay=cases.WEIGHT_DECAY
         )
         self.dataset = Pictures(cases.data_of(case, order.home), TwoViews(moco_v2_views(case.size)))
         self.facts: dict[str, Any] = {"threads": order.threads, "workers": order.workers}
+
+    @property
+    def encoder(self) -> Encoder:
+        """The network that is being trained."""
+        return self.f_q
 
     def loss(self, x_q: Tensor, x_k: Tensor) -> Tensor:
         """The contrastive loss of a batch, with the EMA before the keys and the enqueue after the logits."""
@@ -108,7 +116,7 @@ class Plain:
         mark("update")
         with torch.no_grad():
             for theta_q, theta_k in zip(self.f_q.parameters(), self.f_k.parameters(), strict=True):
-                theta_k.data = theta_k.data * cases.M + theta_q.data * (1.0 - cases.M)
+                theta_k.data = theta_k.data * self.case.m + theta_q.data * (1.0 - self.case.m)
             mark("forward-backward")
             with autocast(self.order.precision):
                 k = self.f_k(x_k)
@@ -116,7 +124,7 @@ class Plain:
         mark("loss")
         positive = torch.einsum("nc,nc->n", [q, k]).unsqueeze(-1)
         negative = torch.einsum("nc,ck->nk", [q, self.queue.clone().detach()])
-        logits = torch.cat([positive, negative], dim=1) / cases.T
+        logits = torch.cat([positive, negative], dim=1) / self.case.T
         labels = torch.zeros(len(logits), dtype=torch.long)
         loss = F.cross_entropy(logits, labels)
         mark("update")
