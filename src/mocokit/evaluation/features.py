@@ -21,7 +21,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from mocokit.contrast.encoders import Encoder
 from mocokit.data.views import Triple, plain_view
 from mocokit.errors import DivergedError, UsageError
-from mocokit.training.allocator import memory_kept
 
 Ints = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]  # images done, images in all
