@@ -55,6 +55,7 @@ from mocokit.training.failure import FailureCapture
 from mocokit.training.launch import read_launch
 from mocokit.training.loop import Schedule, StopRequest, bn_shuffle, run_training
 from mocokit.training.precision import num_threads
+from mocokit.training.profiling import RunProfiler, TimedLoader
 from mocokit.training.run import Run, load_run
 from mocokit.training.runfolder import RunFolder, claim_run
 from mocokit.training.settings import RunConfig, from_yaml, to_yaml
@@ -71,6 +72,7 @@ def pretrain(
     monitor: str | None = None,
     track: Sequence[str] = (),
     trace: str | None = None,
+    profile: bool = False,
     resume: bool = False,
     overwrite: bool = False,
     accept_data_change: bool = False,
@@ -86,7 +88,8 @@ def pretrain(
     keywords (`epochs=20, queue_size=4096`): what changes in the recipe. monitor: labelled data whose validation
     split is read by kNN now and then, for the curve; labels never enter training. track: trackers (tensorboard, wandb,
     mlflow) that get every number, in `out`/trackers. trace: steps to record for the step viewer, as `plan_windows`
-    takes them; into `out`/trace.json. resume: continue the run in `out`
+    takes them; into `out`/trace.json. profile: measure where the time of some warm steps goes, and say what bounds the
+    run. resume: continue the run in `out`
     exactly where its last checkpoint stands. overwrite: replace an earlier run there. accept_data_change: go on
     although the images are not those the run started with. stop_after: save after so many steps of the run and raise
     InterruptedRunError, as a signal does.
@@ -118,6 +121,7 @@ def pretrain(
                 monitor=monitor,
                 track=track,
                 trace=trace,
+                profile=profile,
                 resume=resume,
                 accept_data_change=accept_data_change,
                 stop_after=stop_after,
@@ -171,6 +175,7 @@ def _pretrain(
     monitor: str | None,
     track: Sequence[str],
     trace: str | None,
+    profile: bool,
     resume: bool,
     accept_data_change: bool,
     stop_after: int | None,
@@ -236,7 +241,7 @@ def _pretrain(
         checkpoint_every=config.train.checkpoint_every,
         eval_every=config.train.eval_every,
     )
-    labelled = log = reading = tracker = probe = recorder = None
+    labelled = log = reading = tracker = probe = recorder = profiler = None
     with ranks.phase("making ready"):
         state = make_state(config, encoder)
         bn_shuffle(config.contrast, state, ranks)  # whether it can be done
@@ -250,7 +255,9 @@ def _pretrain(
             passed_over = [SkippedSample(row=-1, name=name, reason=reason) for name, reason in source.report.broken]
             write_skipped(run.path / "skipped.jsonl", [*passed_over, *store.skipped])
     with contextlib.ExitStack() as stack:
-        loader = BatchLoader(store, source.index, config.views, batch_plan, workers=config.train.workers)
+        loader = (TimedLoader if profile else BatchLoader)(
+            store, source.index, config.views, batch_plan, workers=config.train.workers
+        )
         with ranks.phase("beginning"):
             if ranks.first:
                 log = stack.enter_context(contextlib.closing(runlog.RunLog(run)))
@@ -280,6 +287,10 @@ def _pretrain(
                 if windows:
                     recorder = run_recorder(windows, config, run, source.index, store, resumed_at=state.step)
                     stack.callback(recorder.close)
+        if isinstance(loader, TimedLoader):
+            profiler = RunProfiler(loader, batch_plan.block, config.execution, progress.say)
+            profiler.start(state)
+            stack.callback(profiler.finish)
         facts = {
             "config": config.digest(),
             "order": config.contrast.order,
@@ -320,6 +331,7 @@ def _pretrain(
                 probe=probe,
                 **({"track": StarvingRemark(tracker.log, progress, config.train.workers)} if tracker else {}),
                 recorder=recorder,
+                clock=profiler,
             )
         with ranks.phase("finishing"):
             if log is not None:

@@ -25,6 +25,7 @@ def pretrain(
     monitor: Annotated[str | None, Parameter(group=OUTPUT)] = None,
     track: Annotated[list[str] | None, Parameter(group=OUTPUT, negative=())] = None,
     trace: Annotated[str | None, Parameter(group=OUTPUT)] = None,
+    profile: Annotated[bool, Flag] = False,
     resume: Annotated[bool, Flag] = False,
     overwrite: Annotated[bool, Flag] = False,
     accept_data_change: Annotated[bool, Flag] = False,
@@ -39,6 +40,7 @@ def pretrain(
 
         mocokit pretrain photos/ --out runs/photos
         mocokit pretrain photos/ --out runs/photos --resume
+        mocokit pretrain photos/ --out runs/photos --epochs 1 --profile
         mocokit pretrain shapes --out runs/shapes -K 240 --batch-size 60 --trace first,last
         mocokit pretrain data.parquet --split train --out runs/a --epochs 20 --backbone resnet18 --image-size 64
         torchrun --nproc-per-node 2 -m mocokit pretrain photos/ --out runs/photos
@@ -59,6 +61,9 @@ def pretrain(
     trace
         Record steps for the step viewer (`mocokit stepper OUT`): first, full (the queue fills), last, a step (120),
         steps (100-120), or several with commas.
+    profile
+        After 10 steps, measure 50: where their time goes (waiting for views, encoders, loss, optimiser and EMA, the
+        rest), what bounds the run, and what to do about it; on stderr, so not with --quiet.
     resume
         Continue the run in --out exactly where its last checkpoint stands.
     overwrite
@@ -102,6 +107,7 @@ def pretrain(
         monitor=monitor,
         track=track or (),
         trace=trace,
+        profile=profile,
         resume=resume,
         overwrite=overwrite,
         accept_data_change=accept_data_change,

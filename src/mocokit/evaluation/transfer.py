@@ -16,7 +16,6 @@ from mocokit.contrast.backbones import Backbone
 from mocokit.data.dense import IGNORED, Boxes, BoxSet, MaskSet, read_mask, read_picture
 from mocokit.errors import DataError
 from mocokit.evaluation import dense_scores as scoring
-from mocokit.evaluation.dense_models import Segmenter, detector
 from mocokit.evaluation.transfer_arms import (
     PRETRAINED,
     RANDOM,
@@ -54,6 +53,8 @@ def transfer_detect(
     names = data.class_names
 
     def build(backbone: Backbone) -> nn.Module:
+        from mocokit.evaluation.dense_models import detector  # late: torchvision.ops brings torch._dynamo with it
+
         model: nn.Module = detector(
             backbone,
             classes=len(names),
@@ -132,6 +133,8 @@ def transfer_segment(
     classes = len(values)
 
     def build(backbone: Backbone) -> nn.Module:
+        from mocokit.evaluation.dense_models import Segmenter
+
         return Segmenter(backbone, classes=classes, side=plan.side, head=plan.head, mean=mean, std=std)
 
     def loss(model: nn.Module, rows: Sequence[int], flips: Sequence[bool]) -> Tensor:

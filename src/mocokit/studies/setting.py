@@ -21,6 +21,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from mocokit.contrast.encoders import Backbone, Encoder
 from mocokit.data.generated_shapes import seed_of
+from mocokit.training.allocator import keep_freed_memory
 
 BATCH = 60
 T = 0.2
@@ -56,6 +57,7 @@ def streams(repetition: int = 0) -> Streams:
 @contextmanager
 def two_threads() -> Iterator[None]:
     """Pin the thread count that the digits depend on, torch's and that of the probes' linear algebra; restore it."""
+    keep_freed_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     try:

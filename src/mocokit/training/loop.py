@@ -56,6 +56,23 @@ class Schedule:
     eval_every: int
 
 
+class Clock(Protocol):
+    """What a profile needs of the loop: which part of a step runs from now on, and when a step is done."""
+
+    def mark(self, part: str) -> None: ...
+    def end_step(self) -> None: ...
+
+
+class _NoClock:
+    """Measures nothing."""
+
+    def mark(self, part: str) -> None:
+        pass
+
+    def end_step(self) -> None:
+        pass
+
+
 class StopRequest:
     """SIGINT, SIGTERM and SIGUSR1 ask the loop to stop after the step it is in; a second SIGINT ends it at once.
 
@@ -92,10 +109,16 @@ class QueryUpdate:
     """
 
     def __init__(
-        self, state: TrainState, lr: float, parts: int, batch_names: Callable[[], str], ranks: Ranks | None = None
+        self,
+        state: TrainState,
+        lr: float,
+        parts: int,
+        batch_names: Callable[[], str],
+        ranks: Ranks | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.state, self.lr, self.parts, self.batch_names = state, lr, parts, batch_names
-        self.ranks = ranks or Ranks()
+        self.ranks, self.clock = ranks or Ranks(), clock or _NoClock()
         self.loss = self.masked = self.gradient_norm = 0.0
         self.chance: float | None = 0.0
 
@@ -105,6 +128,7 @@ class QueryUpdate:
         optimizer.zero_grad(set_to_none=True)
         for contrast in losses:
             torch.autograd.backward(contrast.loss / self.parts)
+            self.clock.mark("other")
             self.loss += float(contrast.loss.detach()) / self.parts
             chance = contrast.chance()
             self.chance = None if chance is None or self.chance is None else self.chance + chance / self.parts
@@ -178,6 +202,7 @@ def run_training(
     probe: HealthProbe | None = None,
     track: Callable[[Mapping[str, Any]], None] = lambda row: None,
     recorder: Recorder | None = None,
+    clock: Clock | None = None,
 ) -> None:
     """Train from `state.step` to the end of the schedule.
 
@@ -185,11 +210,11 @@ def run_training(
     processes of the run; None for one alone. log: None on ranks that write nothing. save: commit a checkpoint; called
     on rank 0 alone. on_eval: measure the encoder, every `schedule.eval_every` epochs and at the end; its numbers join
     the epoch's row of metrics. name_of: names for a batch's ids, for error messages. probe: measures health now and
-    then. track: is given every row of metrics and of health. recorder: records the steps that it wants. Raises
-    InterruptedRunError after saving when a signal came, DivergedError when the loss is not finite, RanksApartError when
-    the ranks do not hold the same, RankLostError.
+    then. track: is given every row of metrics and of health. recorder: records the steps that it wants. clock: is told
+    which part of a step runs (`profiling.PARTS`). Raises InterruptedRunError after saving when a signal came,
+    DivergedError when the loss is not finite, RanksApartError when the ranks do not hold the same, RankLostError.
     """
-    ranks = ranks or Ranks()
+    ranks, clock = ranks or Ranks(), clock or _NoClock()
     take_step = step_of(contrast)
     scoring = contrast.scoring()
     epoch_start = state.step - state.step % schedule.steps_per_epoch
@@ -199,16 +224,19 @@ def run_training(
     _require_same(state, ranks)
     state.pair.train()
     meter.waiting()
+    clock.mark("wait")
     for batch in batches(state.step, schedule.total_steps):
         meter.working()
+        clock.mark("other")
         ranks.where = f"step {state.step}"
         parts = micro_batches(batch, accumulate, shuffle)
         m = contrast.m_at(state.step, schedule.total_steps)
         lr = lr_at(optim, state.step, schedule.total_steps, schedule.steps_per_epoch)
         filled = state.queue is not None and state.queue.fill > 0
         losses = len(parts) * contrast.losses_per_part
-        update = QueryUpdate(state, lr, losses, lambda ids=batch.ids: name_of(ids), ranks)  # type: ignore[misc]
+        update = QueryUpdate(state, lr, losses, lambda ids=batch.ids: name_of(ids), ranks, clock)  # type: ignore[misc]
         with recording(recorder, state, parts, update, ranks.gather, m) as (update_query_, gather):
+            clock.mark("update")
             take_step(
                 state.pair,
                 state.queue,
@@ -219,6 +247,7 @@ def run_training(
                 update_query_=update_query_,
                 gather=gather,
             )
+            clock.mark("other")
         line = StepLine(
             state.step,
             update.loss,
@@ -266,6 +295,8 @@ def run_training(
                 asked,
             )
         meter.waiting()
+        clock.end_step()
+        clock.mark("wait")
 
 
 def _require_same(state: TrainState, ranks: Ranks) -> None:

@@ -1,0 +1,127 @@
+"""--profile: parts add up to the steps' time, nothing is left behind, no bit changes, the advice names the bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mocokit.api import pretrain
+from mocokit.contrast.encoders import EncoderConfig
+from mocokit.training.precision import ExecutionConfig
+from mocokit.training.profiling import PARTS, Profile, StepClock
+from mocokit.training.state import make_encoder
+from tests.toy import OPTIONS, npz
+
+EXECUTION = ExecutionConfig(device="cpu", threads=1, precision="bf16", layout="channels-last", compile="on")
+
+
+def profile(**seconds: float) -> Profile:
+    """Ten steps of 100 images; whatever is not named took no time."""
+    return Profile(10, 100, dict.fromkeys(PARTS, 0.0) | seconds, 0.05, 1, cpu=sum(seconds.values()))
+
+
+def test_exactly_one_part_runs_at_any_time() -> None:
+    clock = StepClock()
+    start = time.perf_counter()
+    clock.restart()
+    for part in ("wait", "loss", "update", "other"):
+        clock.mark(part)
+        time.sleep(0.01)
+    clock.mark("other")
+    whole = time.perf_counter() - start
+    assert sum(clock.seconds.values()) == pytest.approx(whole, rel=0.1)
+    assert all(clock.seconds[part] >= 0.01 for part in ("wait", "loss", "update", "other"))
+    assert clock.seconds["forward-backward"] == 0
+
+
+def test_hooks_split_a_backward_at_the_encoders_output_and_are_gone_afterwards() -> None:
+    class State:
+        """The two things that `watching` looks at."""
+
+        encoder = make_encoder(EncoderConfig(backbone="small-cnn-8", dim=8), 16, 0)
+        optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
+
+        def modules(self) -> dict[str, torch.nn.Module]:
+            return {"query": self.encoder}
+
+    class Told(StepClock):
+        """Keeps the order of the parts."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.order: list[str] = []
+
+        def mark(self, part: str) -> None:
+            super().mark(part)
+            self.order.append(part)
+
+    state, clock = State(), Told()
+    with clock.watching(state):  # type: ignore[arg-type]
+        state.encoder(torch.rand(4, 3, 16, 16)).square().sum().backward()
+        state.optimizer.step()
+    expected = ["forward-backward", "loss", "forward-backward", "update"]
+    assert clock.order == expected
+    state.encoder(torch.rand(4, 3, 16, 16)).square().sum().backward()
+    state.optimizer.step()
+    assert clock.order == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_profiled_run_has_the_same_bits_and_tells_its_split(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
+) -> None:
+    data = npz(tmp_path / "data.npz")
+    options: dict[str, Any] = OPTIONS | {
+        "workers": workers,
+        "epochs": 11,
+        "checkpoint_every": 1000,
+    }  # 66 steps: 10 to warm up, 50 to measure
+    plain = pretrain(data, tmp_path / "plain", **options, quiet=True)
+    capsys.readouterr()
+    profiled = pretrain(data, tmp_path / "profiled", **options, profile=True)
+    told = capsys.readouterr().err
+    assert (plain.path / "loss.jsonl").read_bytes() == (profiled.path / "loss.jsonl").read_bytes()
+    assert "Profile of 50 steps of 8 images" in told
+    assert told.count("Bound by") == 1
+    assert all(words in told for words in PARTS.values())
+
+
+def test_a_run_that_ends_early_tells_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pretrain(npz(tmp_path / "data.npz"), tmp_path / "run", **OPTIONS, profile=True)
+    assert "Profile of 2 steps of 8 images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bound", "advice"),
+    [
+        ({"wait": 3.0, "forward-backward": 7.0}, "Bound by the views: the steps wait 30%", "--"),
+        ({"other": 3.0, "forward-backward": 7.0}, "Bound by checks, logs and checkpoints", "--checkpoint-every"),
+        ({"loss": 3.0, "forward-backward": 7.0}, "Bound by the loss", "--queue-size"),
+        ({"update": 3.0, "forward-backward": 7.0}, "Bound by optimiser, EMA and queue", "--batch-size"),
+        ({"loss": 1.0, "forward-backward": 9.0}, "Bound by the encoders' own arithmetic (90%)", "--backbone"),
+    ],
+)
+def test_the_largest_cost_that_can_be_helped_is_named(seconds: dict[str, float], bound: str, advice: str) -> None:
+    lines = profile(**seconds).lines(EXECUTION)
+    assert "1000.0 ms a step, 100 images/s" in lines[0]
+    assert lines[-1].startswith(bound)
+    assert advice in lines[-1]
+
+
+def test_what_auto_has_timed_is_not_advised_again() -> None:
+    slow = dataclasses.replace(EXECUTION, precision="fp32", layout="contiguous", compile="off")
+    told = profile(**{"forward-backward": 1.0}).advice(slow)[0]
+    assert "--layout auto" in told
+    assert "--compile auto" in told
+    timed = dataclasses.replace(slow, reason="fp32 contiguous 3 ms, bf16 channels-last 4 ms")
+    assert "--layout" not in profile(**{"forward-backward": 1.0}).advice(timed)[0]
+
+
+def test_encoders_that_do_not_get_their_cores_are_told_apart() -> None:
+    starved = dataclasses.replace(profile(**{"forward-backward": 10.0}), cpu=3.0)
+    assert "got 0.3 cores for 1 threads" in starved.advice(EXECUTION)[0]
