@@ -40,7 +40,26 @@ def test_a_choice_leaves_weights_statistics_and_gradients_as_they_were() -> None
 
 def test_what_is_named_is_not_timed() -> None:
     assert choose_execution(small(), views(), PLAIN) == PLAIN
-    assert choose_execution(small(), views(), replace(PLAIN, threads=None)).threads == torch.get_num_threads()
+    with num_threads(1):  # where torch would use one, there is nothing to time
+        assert choose_execution(small(), views(), replace(PLAIN, threads=None)) == PLAIN
+
+
+@pytest.mark.parametrize(("together", "threads"), [(0.9, 1), (0.81, 1), (0.79, 4), (0.3, 4), (1.5, 1)])
+def test_threads_must_be_worth_it(monkeypatch: pytest.MonkeyPatch, together: float, threads: int) -> None:
+    """All of them only where a step takes at most 0.8 of what one thread takes."""
+
+    def clocked(*_: object) -> float:
+        return 1.0 if torch.get_num_threads() == 1 else together
+
+    monkeypatch.setattr(precision, "time_step", clocked)
+    encoder = small()
+    before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    with num_threads(4):
+        chosen = choose_execution(encoder, views(), replace(PLAIN, threads=None))
+        assert choose_execution(encoder, views(), replace(PLAIN, threads=3)).threads == 3
+    assert chosen.threads == threads
+    assert f"{together * 1e3:.3g} ms with 4 threads; 1e+03 ms with one" in chosen.reason
+    assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())
 
 
 def test_bf16_keeps_parameters_and_outputs_in_fp32() -> None:

@@ -144,7 +144,7 @@ class PretrainOptions:
     device: Annotated[str | None, _in(_HARDWARE)] = None
     "cpu, cuda, cuda:1 ... Default: cuda where there is one."
     threads: Annotated[int | None, _int_in(_HARDWARE)] = None
-    "Threads of one operation on the CPU. Default: torch's choice. Fixed for the life of a run."
+    "Threads of one operation on the CPU. Default: all where timing shows that they pay, else 1. Settled at the start."
     workers: Annotated[int | None, _int_in(_HARDWARE)] = None
     "Threads that make views ahead of the step; 0 makes them in line. Default 1. Never changes a view."
     precision: Annotated[Literal["auto", "fp32", "bf16"] | None, _in(_HARDWARE)] = None

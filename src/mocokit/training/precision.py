@@ -35,7 +35,7 @@ class ExecutionConfig:
     device: str = "auto"
     """cpu, cuda, ...; auto = cuda where there is one."""
     threads: int | None = None
-    """Intra-op threads; None = torch's choice."""
+    """Intra-op threads; None = all that torch would use, or one where these do not pay (timed)."""
     precision: Precision = "auto"
     """Arithmetic of the encoders."""
     layout: Layout = "auto"
@@ -65,9 +65,10 @@ def choose_execution(encoder: Encoder, sample: Tensor, wanted: ExecutionConfig, 
 
     sample: float32 [N, 3, H, W], a batch as training will see it. Precision and layout are decided by timing a few
     forward and backward passes. bfloat16 is chosen only where the hardware has it and a step is at least 5 % faster
-    for it. Compiling is tried only where `steps` of them take 20 minutes or more: the trial alone takes about one.
-    Leaves the encoder's weights, statistics and gradients as they were. Raises UsageError where compiling is asked for
-    and can't be done.
+    for it. On a CPU, threads None: all that torch would use where they make a step a quarter faster than one does,
+    else one, which leaves the other cores to the views. Compiling is tried only where `steps` of them take 20
+    minutes or more: the trial alone takes about one. Leaves the encoder's weights, statistics and gradients as they
+    were. Raises UsageError where compiling is asked for and can't be done.
     """
     settled = replace(wanted, device=str(sample.device), threads=wanted.threads or torch.get_num_threads(), reason="")
     precisions: list[Precision] = [wanted.precision]
@@ -78,7 +79,8 @@ def choose_execution(encoder: Encoder, sample: Tensor, wanted: ExecutionConfig, 
     if wanted.compile == "on" and (missing := _compiler_missing(sample.device)):
         raise UsageError(f"--compile on: {missing} Leave the flag out, or install one.")
     arms = [replace(settled, precision=p, layout=o) for p in precisions for o in layouts]
-    if len(arms) == 1 and wanted.compile != "auto":
+    one_thread_too = wanted.threads is None and sample.device.type == "cpu" and (settled.threads or 1) > 1
+    if len(arms) == 1 and wanted.compile != "auto" and not one_thread_too:
         return arms[0]
     before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
     seconds = []
@@ -86,17 +88,27 @@ def choose_execution(encoder: Encoder, sample: Tensor, wanted: ExecutionConfig, 
         for arm in arms:
             apply_execution(encoder, arm)
             seconds.append(time_step(encoder, sample))
-    encoder.load_state_dict(before)
     # A gain below 5 % is noise: the plainer arm keeps its place.
     best = 0
     for index in range(1, len(arms)):
         if seconds[index] < 0.95 * seconds[best]:
             best = index
-    timings = ", ".join(f"{a.precision} {a.layout} {s * 1e3:.0f} ms" for a, s in zip(arms, seconds, strict=True))
-    chosen = replace(arms[best], reason=f"forward and backward of {len(sample)} images: {timings}")
-    return _try_compiling(encoder, sample, chosen, seconds[best], steps) if chosen.compile == "auto" else chosen
+    timings = ", ".join(f"{a.precision} {a.layout} {s * 1e3:.3g} ms" for a, s in zip(arms, seconds, strict=True))
+    chosen, fastest = arms[best], seconds[best]
+    if one_thread_too:
+        apply_execution(encoder, chosen)
+        with num_threads(1):
+            alone = time_step(encoder, sample)
+        timings += f" with {chosen.threads} threads; {alone * 1e3:.3g} ms with one"
+        if fastest > WORTH_THREADS * alone:
+            chosen, fastest = replace(chosen, threads=1), alone
+    encoder.load_state_dict(before)
+    chosen = replace(chosen, reason=f"forward and backward of {len(sample)} images: {timings}")
+    return _try_compiling(encoder, sample, chosen, fastest, steps) if chosen.compile == "auto" else chosen
 
 
+WORTH_THREADS = 0.8
+"""Share of one thread's time that a step on all of them may take at most to be worth them."""
 LONG_RUN = 20 * 60
 """Seconds of forward and backward passes from which on trying torch.compile can pay."""
 
