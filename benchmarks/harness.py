@@ -39,7 +39,7 @@ class Child:
         self.arm = arm
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
-            "OMP_NUM_THREADS": str(order.threads),
+            "OMP_NUM_THREADS": str(order.threads or 2),
         }
         if keep_memory:  # what mocokit asks of the C library from inside (training/allocator.py)
             environment |= {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**30)}

@@ -35,14 +35,14 @@ def contestants(name: str, precision: str, folder: str, peer: str, arms: list[st
     order = Order(case=name, precision=precision, layout="auto", folder=folder)
     ours = Contestant("mocokit", "mocokit", order)
     found = {"mocokit": ours, "again": Contestant("mocokit again", "mocokit", order)}
-    if "encoders" in arms:  # in the layout that mocokit chooses on this machine
+    if "encoders" in arms:  # in the layout that mocokit chooses on this machine, and with all cores
         from benchmarks.arms.ours import Ours
 
-        layout = Ours(order).facts["layout"]
-        fixed = dataclasses.replace(order, layout=layout)
+        chosen = Ours(dataclasses.replace(order, threads=None)).facts
+        fixed = dataclasses.replace(order, layout=chosen["layout"])
         found["encoders"] = Contestant("encoders alone", "encoders", fixed)
         for label in ("mocokit", "again"):
-            found[label].order = fixed
+            found[label].order = dataclasses.replace(fixed, threads=chosen["threads"])
     plain = Order(case=name, folder=folder)
     if {"plain", "lightly", "lightly-same"} & set(arms):
         workers, threads = tuned_setting(plain, peer, arms, tuned)
@@ -64,7 +64,7 @@ def tuned_setting(plain: Order, peer: str, arms: list[str], path: Path) -> tuple
     trial = Contestant(arm, arm, plain, peer if arm == "lightly" else sys.executable)
     tune(trial, [(w, t) for w in (0, 1, 2) for t in (1, 2)], seconds=1.5, cpus=cpus())
     path.write_text(json.dumps({"workers": trial.order.workers, "threads": trial.order.threads, "arm": arm}))
-    return trial.order.workers, trial.order.threads
+    return trial.order.workers, trial.order.threads or 2
 
 
 def cpus() -> list[int]:

@@ -15,12 +15,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """How an arm is to run. layout, precision: as mocokit's; "auto" for an arm that chooses itself."""
+    """How an arm is to run. layout, precision: as mocokit's; "auto" (threads: None) for an arm that chooses."""
 
     case: str
     precision: str = "fp32"
     layout: str = "contiguous"
-    threads: int = 2
+    threads: int | None = 2
     workers: int = 1
     seed: int = 0
     folder: str

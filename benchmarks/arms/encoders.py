@@ -22,7 +22,7 @@ class Encoders:
 
     def __init__(self, order: Order) -> None:
         self.order, self.clock = order, Clock()
-        torch.set_num_threads(order.threads)
+        torch.set_num_threads(order.threads or 2)
         self.query = cases.network(order.what, order.seed)
         execution = ExecutionConfig(precision=order.precision, layout=order.layout)  # type: ignore[arg-type]
         apply_execution(self.query, execution)

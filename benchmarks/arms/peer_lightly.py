@@ -23,7 +23,7 @@ class Lightly:
 
     def __init__(self, order: Order) -> None:
         self.order, self.clock = order, Clock()
-        torch.set_num_threads(order.threads)
+        torch.set_num_threads(order.threads or 2)
         case = order.what
         layout = torch.channels_last if order.layout == "channels-last" else torch.contiguous_format
         self.model = cases.network(case, order.seed).to(memory_format=layout)

@@ -85,7 +85,7 @@ class Plain:
 
     def __init__(self, order: Order) -> None:
         self.order, self.clock = order, Clock()
-        torch.set_num_threads(order.threads)
+        torch.set_num_threads(order.threads or 2)
         case = self.case = order.what
         torch.manual_seed(order.seed)  # shuffling and views
         layout = torch.channels_last if order.layout == "channels-last" else torch.contiguous_format
