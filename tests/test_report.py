@@ -26,7 +26,7 @@ from mocokit.evaluation.verdict import Baseline, Verdict, verdict_line
 from mocokit.reporting import charts, plots
 from mocokit.reporting.charts import Series, line_chart, thinned, ticks
 from mocokit.reporting.page import embedded
-from mocokit.reporting.sentences import finding_sentence, verdict_sentence
+from mocokit.reporting.sentences import finding_sentence, twins_sentence, verdict_sentence
 from mocokit.training.runfolder import foreign_files
 from tests.browser import HOSTILE, accessibility, chromium, opened
 from tests.toy import flags, labelled_npz
@@ -272,6 +272,7 @@ def a_verdict(**changes: Any) -> Verdict:
         {"verdict": "WORSE", "delta": -0.0},
         {"verdict": "NO CLEAR DIFFERENCE", "draws": 1},
         {"draws": 20, "labels_per_class": 5},
+        {"judged": "videos"},
         {"seeds": 5, "this_run_only": False, "draws": 3, "labels_per_class": 10},
         {"baselines": (Baseline(name="w (a)", score=0.4, low=0.3, high=0.5, ran=True, why_not=None),)},
     ],
@@ -289,6 +290,22 @@ def test_the_verdict_is_the_same_in_both_languages(changes: dict[str, Any]) -> N
 
 def _as_json(verdict: Verdict) -> list[dict[str, Any]]:
     return [dataclasses.asdict(one) for one in verdict.baselines]
+
+
+def test_near_twins_are_told_in_both_languages() -> None:
+    whole, without = a_verdict(), a_verdict(score=0.25, delta=-0.05, ci95=(-0.1, 0.02)).to_json()
+    found = {"n_test": 40, "test_images": 3, "verdicts_without": {"knn": without, "linear": a_verdict().to_json()}}
+    for language, words in (("en", "3 of 40 test images"), ("zh", "40 张测试图像中有 3 张")):
+        text = twins_sentence(whole.to_json() | {"near_twins": found}, language)  # type: ignore[arg-type]
+        assert text is not None
+        assert words in text
+        assert all(number in text for number in ("25.0 %", f"{100 * whole.score:.1f} %", "-5.0", "[-10.0, +2.0]"))
+        for changes, count in (({"test_images": 0}, "40"), ({"verdicts_without": {}}, "40")):
+            short = twins_sentence(whole.to_json() | {"near_twins": found | changes}, language)  # type: ignore[arg-type]
+            assert short is not None
+            assert count in short
+            assert "%" not in short
+        assert twins_sentence(whole.to_json() | {"near_twins": None}, language) is None  # type: ignore[arg-type]
 
 
 def test_what_health_found_is_the_same_in_both_languages() -> None:

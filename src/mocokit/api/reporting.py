@@ -377,7 +377,9 @@ def _verdict(path: Path) -> dict[str, Any] | None:
 
 
 def _as_verdict(found: Mapping[str, Any]) -> Verdict:
-    values = {field.name: found[field.name] for field in dataclasses.fields(Verdict)}
+    fields = dataclasses.fields(Verdict)
+    later = {field.name for field in fields if field.default is not dataclasses.MISSING}  # than the first version
+    values = {field.name: found[field.name] for field in fields if field.name in found or field.name not in later}
     values["baselines"] = tuple(Baseline(**one) for one in found["baselines"])
     values["ci95"], values["score_ci95"] = tuple(found["ci95"]), tuple(found["score_ci95"])
     return Verdict(**values)

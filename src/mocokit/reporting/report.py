@@ -12,7 +12,7 @@ from mocokit import strings
 from mocokit.reporting import charts
 from mocokit.reporting.charts import Series, course, thinned
 from mocokit.reporting.page import Speaker, read_template, render, spoken
-from mocokit.reporting.sentences import finding_sentence, saw_key, verdict_sentence
+from mocokit.reporting.sentences import finding_sentence, saw_key, twins_sentence, verdict_sentence
 
 VERSION = 1
 
@@ -147,6 +147,7 @@ def report_html(facts: Facts) -> str:
         findings=_findings(facts, t),
         verdict_sentence=verdict_sentence,
         saw_key=saw_key,
+        twins_sentence=twins_sentence,
         load_zh=strings.load("report", "zh"),
         maps=_maps(facts),
         tone=_tone(facts),

@@ -36,6 +36,7 @@ def verdict_sentence(verdict: Mapping[str, Any], language: strings.Language) -> 
         low=_points(low),
         high=_points(high),
         n=verdict["n_test"],
+        judged=t[f"judged_{verdict.get('judged', 'images')}"],
         replicates=_replicates(verdict, t, language),
     )
 
@@ -65,6 +66,28 @@ def finding_sentence(health: Sequence[Mapping[str, Any]], row: int, code: str) -
     for language in strings.LANGUAGES:
         said[language] = strings.load("report", language)[key].format(**values)
     return said if said["en"] == written else {"en": written}
+
+
+def twins_sentence(verdict: Mapping[str, Any], language: strings.Language) -> str | None:
+    """Test images with near twins in train, and the first score without them; None where not looked for."""
+    found = verdict.get("near_twins")
+    if found is None:
+        return None
+    t = strings.load("report", language)
+    if not found["test_images"]:
+        return t["twins_none"].format(n=found["n_test"])
+    if not found["verdicts_without"]:
+        return t["twins_all"].format(n=found["n_test"])
+    without = next(iter(found["verdicts_without"].values()))
+    return t["twins_some"].format(
+        count=found["test_images"],
+        n=found["n_test"],
+        score=_percent(without["score"]),
+        all=_percent(verdict["score"]),
+        delta=_points(without["delta"]),
+        low=_points(without["ci95"][0]),
+        high=_points(without["ci95"][1]),
+    )
 
 
 def saw_key(text: str) -> str:
