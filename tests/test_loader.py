@@ -17,6 +17,7 @@ from mocokit.data.loader import Batch, BatchLoader, BatchPlan, Rows
 from mocokit.data.pixels import PixelStore, build_pixel_store
 from mocokit.data.sources import ImageSource, from_array
 from mocokit.data.views import make_views, view_recipe
+from mocokit.errors import OutOfMemoryError
 from mocokit.training.precision import num_threads
 from tests.toy import pictures
 
@@ -206,3 +207,15 @@ def test_prefetch_stays_a_few_batches_ahead_and_stops_when_nobody_takes_more(
     assert plan.highest <= 2 + 3
     batches.close()  # type: ignore[attr-defined]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("views")]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_running_out_of_memory_names_the_step_and_its_images(
+    source: ImageSource, store: PixelStore, workers: int
+) -> None:
+    views = dataclasses.replace(VIEWS, size=2**17)  # a view of 206 GB
+    one = BatchLoader(store, source.index, views, BatchPlan(source.index.ids, 4, 0), workers=workers)
+    first = source.index.names[int(one.plan.rows(2)[0])]
+    with pytest.raises(OutOfMemoryError) as caught:
+        next(iter(one.batches(2, 5)))
+    assert str(caught.value).startswith(f"views of step 2 (4 images: {first!r}, ")

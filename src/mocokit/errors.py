@@ -86,6 +86,10 @@ class InterruptedRunError(MocokitError):
         self.exit_code = 128 + signal_number
 
 
+class OutOfMemoryError(MemoryError):
+    """Memory ran out; the text says at what: "views of step 3 were being made"."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory ran out. torch says so in words only: on a CPU it is a plain RuntimeError."""
     told = ("out of memory", "can't allocate memory", "not enough memory")

@@ -32,7 +32,7 @@ from mocokit.cli import (
     transfer,
 )
 from mocokit.cli.app import app
-from mocokit.errors import InterruptedRunError, MocokitError, is_out_of_memory
+from mocokit.errors import InterruptedRunError, MocokitError, OutOfMemoryError, is_out_of_memory
 from mocokit.training.launch import read_launch
 
 __all__ = [
@@ -91,9 +91,10 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         if debug:
             traceback.print_exc()
+        when = f" while {error}" if isinstance(error, OutOfMemoryError) else ""
         _complain(
-            "Not enough memory. Lower --batch-size, or split its steps with --accumulate 2 (4, 8 ...); try --precision "
-            "bf16; lower --queue-size or --image-size, or take a smaller --backbone."
+            f"Not enough memory{when}. Lower --batch-size, or split its steps with --accumulate 2 (4, 8 ...); try "
+            "--precision bf16; lower --queue-size or --image-size, or take a smaller --backbone."
         )
         return 1
     except KeyboardInterrupt:

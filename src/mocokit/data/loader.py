@@ -17,6 +17,7 @@ from mocokit.data.pixels import PixelStore
 from mocokit.data.randomness import permutation
 from mocokit.data.threads import in_order
 from mocokit.data.views import ViewConfig, make_views
+from mocokit.errors import OutOfMemoryError, is_out_of_memory
 
 Rows = npt.NDArray[np.int64]
 
@@ -88,8 +89,15 @@ class BatchLoader:
         self.store, self.index, self.views, self.plan, self.workers = store, index, views, plan, workers
 
     def make(self, step: int) -> Batch:
-        """The batch of one step, from nothing but its number."""
-        return self.of_rows(self.plan.rows(step), step)
+        """The batch of one step, from nothing but its number. Raises OutOfMemoryError naming images."""
+        rows = self.plan.rows(step)
+        try:
+            return self.of_rows(rows, step)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            named = ", ".join(repr(self.index.names[row]) for row in rows[:3].tolist())
+            raise OutOfMemoryError(f"views of step {step} ({len(rows)} images: {named} ...) were being made") from error
 
     def of_rows(self, rows: Rows, step: int) -> Batch:
         """The batch that these rows (int64 [N]) make at a step; it is the epoch that decides their views."""
