@@ -340,7 +340,7 @@ def test_the_own_keys_a_plan_expects_are_those_that_are_met() -> None:
 VERDICT_KEYS = {
     "verdict", "metric", "score", "score_ci95", "baseline", "baselines", "delta", "ci95", "n_test", "seeds", "readout",
     "encoder", "step", "this_run_only", "draws", "labels_per_class", "scores", "chance", "test_readings",
-    "pretraining_saw_test_images", "pretraining_overlap", "verdicts", "tables", "weights",
+    "pretraining_saw_test_images", "pretraining_overlap", "near_twins", "verdicts", "tables", "weights", "judged",
 }  # fmt: skip
 
 

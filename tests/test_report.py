@@ -107,7 +107,8 @@ def test_in_a_browser(browser: Any, run: Path, language: str) -> None:
             assert accessibility(page) == []
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             text = page.inner_text("body")
-            assert text.index("VERDICT") < text.index(f"{100 * verdict['score']:.1f} %\t" if width > 400 else "kNN")
+            line = {"en": "VERDICT", "zh": "结论："}[language]
+            assert text.index(line) < text.index(f"{100 * verdict['score']:.1f} %\t" if width > 400 else "kNN")
             assert (re.search(r"[\u4e00-\u9fff]{4}", text) is not None) == (language == "zh")
             for one in verdict["scores"].values():
                 assert f"{100 * one['score']:.1f} %" in text

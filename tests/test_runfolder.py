@@ -204,7 +204,7 @@ def test_overwrite_removes_the_earlier_run_only_when_told_to(begun: Path) -> Non
         n: d for n, d in before.items() if n not in swept | {".lock"}
     }
     run.clear()
-    kept = ["cache/execution.yaml", "cache/init.safetensors", "cache/x.u8", "cache/x.u8.json"]
+    kept = [f"cache/{name}" for name in ("execution.yaml", "init.safetensors", "x.tables", "x.u8", "x.u8.json")]
     assert sorted(contents(begun)) == [".lock", *kept, "run.json"]
     assert sorted(p.name for p in begun.iterdir()) == [".lock", "cache", "checkpoints", "eval", "run.json", "samples"]
     assert not run.began

@@ -389,7 +389,7 @@ def test_a_long_life_is_followed_lightly(browser: Any, tmp_path: Path) -> None:
     """64 steps of life: detail at the start, in the middle and at the end, and the first keys all the way."""
     trace = large_trace(K=512, N=8, name="<b>long</b>")
     steps = trace["windows"][0]["steps"]
-    assert [step["detail"] for step in steps].count("full") == 46
+    assert [step["detail"] for step in steps].count("full") == 36
     text, data_bytes = stepper_html([trace, toy_trace()])
     assert data_bytes < 3_000_000
     path = tmp_path / "moco-steps.html"
