@@ -32,7 +32,7 @@ def contestants(name: str, precision: str, folder: str, peer: str, arms: list[st
     what mocokit has found to pay, none of which its documentation shows: channels_last, this case's precision, and
     freed memory kept (`training/allocator.py`).
     """
-    order = Order(case=name, precision=precision, layout="auto", folder=folder)
+    order = Order(case=name, precision=precision, layout="auto", workers=None, folder=folder)
     ours = Contestant("mocokit", "mocokit", order)
     found = {"mocokit": ours, "again": Contestant("mocokit again", "mocokit", order)}
     if "encoders" in arms:  # in the layout that mocokit chooses on this machine, and with all cores
@@ -42,7 +42,7 @@ def contestants(name: str, precision: str, folder: str, peer: str, arms: list[st
         fixed = dataclasses.replace(order, layout=chosen["layout"])
         found["encoders"] = Contestant("encoders alone", "encoders", fixed)
         for label in ("mocokit", "again"):
-            found[label].order = dataclasses.replace(fixed, threads=chosen["threads"])
+            found[label].order = dataclasses.replace(fixed, threads=chosen["threads"], workers=chosen["workers"])
     plain = Order(case=name, folder=folder)
     if {"plain", "lightly", "lightly-same"} & set(arms):
         workers, threads = tuned_setting(plain, peer, arms, tuned)
@@ -64,7 +64,7 @@ def tuned_setting(plain: Order, peer: str, arms: list[str], path: Path) -> tuple
     trial = Contestant(arm, arm, plain, peer if arm == "lightly" else sys.executable)
     tune(trial, [(w, t) for w in (0, 1, 2) for t in (1, 2)], seconds=1.5, cpus=cpus())
     path.write_text(json.dumps({"workers": trial.order.workers, "threads": trial.order.threads, "arm": arm}))
-    return trial.order.workers, trial.order.threads or 2
+    return trial.order.workers or 0, trial.order.threads or 2
 
 
 def cpus() -> list[int]:

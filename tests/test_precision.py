@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import warnings
 from dataclasses import replace
@@ -12,7 +13,14 @@ import torch
 from mocokit.contrast.encoders import Encoder, EncoderConfig, build_encoder
 from mocokit.errors import UsageError
 from mocokit.training import precision
-from mocokit.training.precision import ExecutionConfig, apply_execution, choose_execution, compile_, num_threads
+from mocokit.training.precision import (
+    ExecutionConfig,
+    apply_execution,
+    choose_execution,
+    compile_,
+    num_threads,
+    view_threads,
+)
 
 PLAIN = ExecutionConfig(device="cpu", threads=1, precision="fp32", layout="contiguous")
 
@@ -60,6 +68,15 @@ def test_threads_must_be_worth_it(monkeypatch: pytest.MonkeyPatch, together: flo
     assert chosen.threads == threads
     assert f"{together * 1e3:.3g} ms with 4 threads; 1e+03 ms with one" in chosen.reason
     assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())
+
+
+def test_views_get_a_thread_of_their_own_where_a_core_is_left() -> None:
+    cores = len(os.sched_getaffinity(0))
+    for threads in (1, cores, cores + 1):
+        assert view_threads(None, replace(PLAIN, threads=threads)) == (0 if threads >= cores else 1)
+        assert view_threads(3, replace(PLAIN, threads=threads)) == 3
+        assert view_threads(0, replace(PLAIN, threads=threads)) == 0
+        assert view_threads(None, replace(PLAIN, device="cuda:0", threads=threads)) == 1
 
 
 def test_bf16_keeps_parameters_and_outputs_in_fp32() -> None:

@@ -15,13 +15,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """How an arm is to run. layout, precision: as mocokit's; "auto" (threads: None) for an arm that chooses."""
+    """How an arm is to run. layout, precision: as mocokit's; "auto" (or None) where it chooses itself."""
 
     case: str
     precision: str = "fp32"
     layout: str = "contiguous"
     threads: int | None = 2
-    workers: int = 1
+    workers: int | None = 1
     seed: int = 0
     folder: str
 

@@ -30,7 +30,7 @@ from mocokit.options import PretrainOptions
 from mocokit.training.allocator import keep_freed_memory
 from mocokit.training.distributed import Ranks, settle_execution
 from mocokit.training.loop import QueryUpdate, Schedule, StopRequest, run_training
-from mocokit.training.precision import num_threads
+from mocokit.training.precision import num_threads, view_threads
 from mocokit.training.profiling import StepClock
 from mocokit.training.runfolder import RunFolder
 from mocokit.training.runlog import Progress, RunLog
@@ -78,14 +78,16 @@ class Ours:
         store = build_store(self.source, side=config.data.side, cache=None, max_bad=0.0)
         decoded = time.perf_counter() - start
         plan = BatchPlan(self.source.index.ids, config.train.batch_size, order.seed)
-        self.loader = BatchLoader(store, self.source.index, config.views, plan, workers=order.workers)
+        self.loader = BatchLoader(store, self.source.index, config.views, plan, workers=0)
         self._first = make_encoder(config.encoder, case.size, order.seed) if recipe else cases.network(case, order.seed)
         chosen = settle_execution(self._first, lambda: self.loader.make(0).x_q, config.execution, Ranks(), steps=1)
         self.config, self.execution = config, chosen
+        self.loader.workers = view_threads(order.workers, chosen)
         self.facts: dict[str, Any] = {
             "precision": chosen.precision,
             "layout": chosen.layout,
             "threads": chosen.threads,
+            "workers": self.loader.workers,
             "chosen by": chosen.reason,
             "seconds to decode": round(decoded, 3),
         }

@@ -146,7 +146,7 @@ class PretrainOptions:
     threads: Annotated[int | None, _int_in(_HARDWARE)] = None
     "Threads of one operation on the CPU. Default: all where timing shows that they pay, else 1. Settled at the start."
     workers: Annotated[int | None, _int_in(_HARDWARE)] = None
-    "Threads that make views ahead of the step; 0 makes them in line. Default 1. Never changes a view."
+    "Threads that make views ahead of the step. Default 1, or 0 where --threads take all cores. Never changes a view."
     precision: Annotated[Literal["auto", "fp32", "bf16"] | None, _in(_HARDWARE)] = None
     "Arithmetic of the encoders; parameters, EMA, queue and loss stay fp32. auto times both at the start."
     layout: Annotated[Literal["auto", "contiguous", "channels-last"] | None, _in(_HARDWARE)] = None

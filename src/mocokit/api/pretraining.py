@@ -54,7 +54,7 @@ from mocokit.training.environment import environment
 from mocokit.training.failure import FailureCapture
 from mocokit.training.launch import read_launch
 from mocokit.training.loop import Schedule, StopRequest, bn_shuffle, run_training
-from mocokit.training.precision import num_threads
+from mocokit.training.precision import num_threads, view_threads
 from mocokit.training.profiling import RunProfiler, TimedLoader
 from mocokit.training.run import Run, load_run
 from mocokit.training.runfolder import RunFolder, claim_run
@@ -255,8 +255,9 @@ def _pretrain(
             passed_over = [SkippedSample(row=-1, name=name, reason=reason) for name, reason in source.report.broken]
             write_skipped(run.path / "skipped.jsonl", [*passed_over, *store.skipped])
     with contextlib.ExitStack() as stack:
+        workers = view_threads(config.train.workers, config.execution)
         loader = (TimedLoader if profile else BatchLoader)(
-            store, source.index, config.views, batch_plan, workers=config.train.workers
+            store, source.index, config.views, batch_plan, workers=workers
         )
         with ranks.phase("beginning"):
             if ranks.first:
@@ -329,7 +330,7 @@ def _pretrain(
                 name_of=lambda ids: ", ".join(names[i] for i in ids.tolist()[:4]) + (" ..." if len(ids) > 4 else ""),
                 stop=stop,
                 probe=probe,
-                **({"track": StarvingRemark(tracker.log, progress, config.train.workers)} if tracker else {}),
+                **({"track": StarvingRemark(tracker.log, progress, workers)} if tracker else {}),
                 recorder=recorder,
                 clock=profiler,
             )

@@ -170,6 +170,18 @@ def apply_execution(encoder: Encoder, execution: ExecutionConfig) -> None:
     encoder.to(memory_format=wanted)
 
 
+def view_threads(wanted: int | None, execution: ExecutionConfig) -> int:
+    """Threads that make views beside the step: as many as wanted; None = one, or none where the step has every core.
+
+    There a further thread gives the step nothing but a rival for its cores: views are then made between the steps, on
+    all of them. Never changes a view.
+    """
+    if wanted is not None:
+        return wanted
+    on_cpu = execution.device == "cpu"
+    return 0 if on_cpu and (execution.threads or 1) >= len(os.sched_getaffinity(0)) else 1
+
+
 @contextlib.contextmanager
 def num_threads(count: int) -> Iterator[None]:
     """Use `count` intra-op threads inside; the number decides the order of sums, so it decides bits."""

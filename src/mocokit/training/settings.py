@@ -90,8 +90,8 @@ class TrainConfig:
     """Steps between checkpoints."""
     eval_every: int = 10
     """Epochs between readings of the monitor."""
-    workers: int = 1
-    """Threads that make views ahead of the step."""
+    workers: int | None = None
+    """Threads that make views ahead of the step; None = see `precision.view_threads`."""
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch_size", 2), ("checkpoint_every", 1), ("eval_every", 1)):
@@ -103,7 +103,7 @@ class TrainConfig:
                 f"`accumulate` must divide the batch of {self.batch_size} into equal parts of at least 2 images. "
                 f"Got {self.accumulate}."
             )
-        if not 0 <= self.workers <= MAX_THREADS:
+        if self.workers is not None and not 0 <= self.workers <= MAX_THREADS:
             raise UsageError(f"`workers` must lie in [0, {MAX_THREADS}]. Got {self.workers}.")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"`seed` must lie in [0, 2^63). Got {self.seed}.")
