@@ -43,7 +43,7 @@ def case_lines(record: dict[str, Any]) -> list[str]:
 
 def _setting(row: dict[str, Any]) -> str:
     order = row["order"]
-    return f"{order['precision']}, {order['layout']}, {order['threads']} threads, {order['workers']} workers"
+    return f"{order['precision']}, {order['layout']}, {order['threads']} threads, {order['workers'] or 0} workers"
 
 
 def part_lines(record: dict[str, Any]) -> list[str]:
