@@ -273,6 +273,8 @@ def test_search_is_judged_by_video(videos: Path, clip_run: Path) -> None:
     assert result.verdict.judged == "videos"
     assert "test videos asked" in api.search_table(result)
     assert {"h", "pixels", "random init", "random init (flattened)"} == set(result.scores)
+    with pytest.raises(UsageError, match="--exclude is for images"):
+        api.search_eval(clip_run, manifest, k=(1,), exclude=manifest, quiet=True)
 
 
 def test_clips_are_shown_as_strips_and_as_previews_that_move(index: Path) -> None:

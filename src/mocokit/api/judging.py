@@ -71,7 +71,7 @@ def search_eval(
             str(labelled),
             label_column=label_column,
             group_column=group_column,
-            exclude=None,
+            exclude=exclude,
             cache=opened[0].path / "cache" / "labelled.u8",
             progress=lambda done, total: progress.show(f"reading labelled data  {done}/{total}"),
         )
