@@ -22,11 +22,11 @@ from mocokit.cli import main
 from mocokit.contrast.health import findings
 from mocokit.errors import DamagedError, UsageError
 from mocokit.evaluation.showing import chosen_neighbours, principal_map
-from mocokit.evaluation.verdict import Baseline, Verdict, verdict_line
+from mocokit.evaluation.verdict import Baseline, Verdict, verdict_line, verdict_sentence
 from mocokit.reporting import charts, plots
 from mocokit.reporting.charts import Series, line_chart, thinned, ticks
 from mocokit.reporting.page import embedded
-from mocokit.reporting.sentences import finding_sentence, twins_sentence, verdict_sentence
+from mocokit.reporting.sentences import finding_sentence, twins_sentence
 from mocokit.training.runfolder import foreign_files
 from tests.browser import HOSTILE, accessibility, chromium, opened
 from tests.toy import flags, labelled_npz

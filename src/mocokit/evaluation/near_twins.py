@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mocokit.data.twin_search import twins_across
 from mocokit.evaluation.labelled import LabelledData
-from mocokit.evaluation.verdict import Verdict
+from mocokit.evaluation.verdict import Verdict, percent, points
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -72,9 +72,9 @@ def near_twins_line(found: NearTwins, verdicts: Mapping[str, Verdict]) -> str:
     )
     for classifier, one in found.without.items():
         whole = verdicts[classifier]
-        low, high = (100 * bound for bound in one.ci95)
+        low, high = map(points, one.ci95)
         text += (
-            f" Without them {one.metric} {100 * one.score:.1f} % (with them {100 * whole.score:.1f} %), "
-            f"{100 * one.delta:+.1f} pp [{low:+.1f}, {high:+.1f}] to {one.baseline['name']}: {one.verdict}."
+            f" Without them {one.metric} {percent(one.score)} (with them {percent(whole.score)}), "
+            f"{points(one.delta)} pp [{low}, {high}] to {one.baseline['name']}: {one.verdict}."
         )
     return text if found.without else f"{text} No test image is left without them."

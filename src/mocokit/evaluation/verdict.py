@@ -6,12 +6,23 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from mocokit import strings
 from mocokit.errors import UsageError
 from mocokit.evaluation.interval import Floats, Interval, Ints, crossed_interval
 
-__all__ = ["Baseline", "Interval", "Outcome", "Verdict", "crossed_interval", "decide", "verdict_line"]
+__all__ = [
+    "Baseline",
+    "Interval",
+    "Outcome",
+    "Verdict",
+    "crossed_interval",
+    "decide",
+    "verdict_line",
+    "verdict_sentence",
+]
 
 Outcome = Literal["BETTER", "NO CLEAR DIFFERENCE", "WORSE"]
+_OUTCOMES = {"BETTER": "outcome_better", "WORSE": "outcome_worse"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,47 +142,64 @@ def decide(
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """The verdict as one line of text.
+    """The verdict as one line of English.
 
     After the strongest baseline come the best of each other kind (the name without its parenthesis) and those that
     did not run.
     """
-    ran = sorted((one for one in verdict.baselines if one.score is not None), key=lambda one: -(one.score or 0))
-    kinds = {_kind(verdict.baseline["name"])}
-    notes = ["the only baseline" if len(ran) == 1 else f"strongest of {len(ran)} baselines"]
+    return verdict_sentence(verdict.to_json(), "en")
+
+
+def verdict_sentence(verdict: Mapping[str, Any], language: strings.Language) -> str:
+    """What `Verdict.to_json` gives (as in `eval/verdict.json`) as `verdict_line`, in a language."""
+    t = strings.load("report", language)
+    join = {"en": "; ", "zh": "；"}[language]
+    ran = sorted((one for one in verdict["baselines"] if one["ran"]), key=lambda one: -one["score"])
+    strongest = verdict["baseline"]
+    notes = [t["note_only"] if len(ran) == 1 else t["note_strongest"].format(count=len(ran))]
+    kinds = {_kind(strongest["name"])}
     for one in ran:
-        if _kind(one.name) not in kinds:
-            kinds.add(_kind(one.name))
-            notes.append(f"{one.name} {_percent(one.score or 0)}")
-    notes += [f"{one.name} not run" for one in verdict.baselines if not one.ran]
-    low, high = verdict.ci95
-    parts = [
-        f"VERDICT: {verdict.verdict}",
-        f"{verdict.metric} {_percent(verdict.score)} vs {verdict.baseline['name']} "
-        f"{_percent(verdict.baseline['score'])} ({'; '.join(notes)})",
-        f"{_points(verdict.delta)} pp [95 % CI {_points(low)}, {_points(high)}]",
-        f"n={verdict.n_test} test {verdict.judged}, {_replicates(verdict)}",
-    ]
-    return " | ".join(parts)
+        if _kind(one["name"]) not in kinds:
+            kinds.add(_kind(one["name"]))
+            notes.append(t["note_other"].format(name=one["name"], score=percent(one["score"])))
+    notes += [t["note_not_run"].format(name=one["name"]) for one in verdict["baselines"] if not one["ran"]]
+    low, high = verdict["ci95"]
+    return t["verdict_line"].format(
+        outcome=t[_OUTCOMES.get(verdict["verdict"], "outcome_unclear")],
+        metric=verdict["metric"],
+        score=percent(verdict["score"]),
+        baseline=strongest["name"],
+        base=percent(strongest["score"]),
+        notes=join.join(notes),
+        delta=points(verdict["delta"]),
+        low=points(low),
+        high=points(high),
+        n=verdict["n_test"],
+        judged=t[f"judged_{verdict.get('judged', 'images')}"],
+        replicates=_replicates(verdict, t, language),
+    )
+
+
+def _replicates(verdict: Mapping[str, Any], t: Mapping[str, str], language: strings.Language) -> str:
+    alone, draws, labels = verdict["this_run_only"], verdict["draws"], verdict["labels_per_class"]
+    text = t["one_seed"] if alone else t["many_seeds"].format(count=verdict["seeds"])
+    if draws is None:
+        return text
+    text += {"en": ", ", "zh": "，"}[language]
+    text += t["one_draw"] if draws == 1 else t["many_draws"].format(count=draws)
+    text += "" if alone else t["each"]
+    return text + ("" if labels is None else t["per_class"].format(count=labels))
 
 
 def _kind(name: str) -> str:
     return name.split(" (")[0]
 
 
-def _percent(fraction: float) -> str:
+def percent(fraction: float) -> str:
+    """A share such as 0.713 as "71.3 %"."""
     return f"{100 * fraction:.1f} %"
 
 
-def _points(fraction: float) -> str:
+def points(fraction: float) -> str:
+    """A difference of shares in percentage points, with its sign."""
     return f"{100 * fraction + 0.0:+.1f}"
-
-
-def _replicates(verdict: Verdict) -> str:
-    text = "1 seed (this run only)" if verdict.this_run_only else f"{verdict.seeds} seeds"
-    if verdict.draws is None:
-        return text
-    each = "" if verdict.this_run_only else " each"
-    count = "1 label draw" if verdict.draws == 1 else f"{verdict.draws} label draws"
-    budget = "" if verdict.labels_per_class is None else f" of {verdict.labels_per_class} per class"
-    return f"{text}, {count}{each}{budget}"

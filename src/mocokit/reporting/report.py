@@ -9,10 +9,11 @@ from typing import Any
 from markupsafe import Markup
 
 from mocokit import strings
+from mocokit.evaluation.verdict import verdict_sentence
 from mocokit.reporting import charts
 from mocokit.reporting.charts import Series, course, thinned
 from mocokit.reporting.page import Speaker, read_template, render, spoken
-from mocokit.reporting.sentences import finding_sentence, saw_key, twins_sentence, verdict_sentence
+from mocokit.reporting.sentences import finding_sentence, saw_key, twins_sentence
 
 VERSION = 1
 
