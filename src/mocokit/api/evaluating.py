@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mocokit import files
+from mocokit.data.exclusion import refuse_for_videos
 from mocokit.data.videos import holds_videos
 from mocokit.errors import UsageError
 from mocokit.evaluation.counterfactual import find_change
@@ -154,8 +155,7 @@ def open_labelled_for(
     config, size = run.config, run.config.views.size
     columns: dict[str, Any] = {"label_column": label_column, "group_column": group_column}
     if config.data.video == "clips" or (config.data.video == "frames" and holds_videos(spec)):
-        if exclude is not None:
-            raise UsageError(f"--exclude is for images; {spec} holds videos. Leave it out.")
+        refuse_for_videos(exclude, spec)
         return open_labelled_videos(spec, config.data, size=size, cache=cache, progress=progress, **columns)
     return open_labelled(spec, size=size, cache=cache, progress=progress, exclude=exclude, **columns)
 

@@ -13,6 +13,7 @@ import torch
 
 from mocokit import files
 from mocokit.api.evaluating import open_labelled_for, open_runs
+from mocokit.data.exclusion import refuse_for_videos
 from mocokit.data.pixels import build_pixel_store, side_for
 from mocokit.data.randomness import sample_id
 from mocokit.data.sources import open_source
@@ -25,12 +26,11 @@ from mocokit.evaluation.few_labels import CellKey, FewLabels, answers_of, best_c
 from mocokit.evaluation.labelled import LabelledData
 from mocokit.evaluation.labelled_videos import VideoData, sample_videos
 from mocokit.evaluation.metrics import calibration
-from mocokit.evaluation.overlap import Overlap, pretraining_overlap
 from mocokit.evaluation.protocol import Ledger, plan_hash
 from mocokit.evaluation.table import csv_text
 from mocokit.evaluation.tuned_folder import Cell, TunedFolder, TunedModel, claim_tuned, commit_model, load_tuned
 from mocokit.evaluation.tuning import TuneSettings, mean_by
-from mocokit.evaluation.video_overlap import video_overlap
+from mocokit.evaluation.video_overlap import overlap_with
 from mocokit.reporting import plots
 from mocokit.reporting.curves import few_label_figure
 from mocokit.training import runlog
@@ -184,7 +184,7 @@ def _finish(
         "seeds": len(runs),
         "draws": task.draws,
         "chance": chance,
-        "pretraining_saw_test_images": _overlap(runs, data).text,
+        "pretraining_saw_test_images": overlap_with(runs, data).text,
         "cells": {key.name: cell.facts for key, cell in cells.items()},
         "model": model,
         "table": table,
@@ -201,10 +201,6 @@ def _finish(
         commit_model(folder, best.name, _model_config(task, best, chosen, model, data))
     files.write_json(folder.path / "curve.json", values)  # last: it says that everything else is there
     return FinetuneResult(folder.path, values)
-
-
-def _overlap(runs: Sequence[Run], data: LabelledData | VideoData) -> Overlap:
-    return video_overlap(runs, data) if isinstance(data, VideoData) else pretraining_overlap(runs, data)
 
 
 def _model_config(
@@ -261,8 +257,7 @@ def predict(
     if video is not None and not holds_videos(spec) and (video["video"] == "clips"):
         raise UsageError(f"{tuned} was fine-tuned on clips of video, and {spec} holds none. Name a folder of videos.")
     if video is not None and holds_videos(spec):
-        if exclude is not None:
-            raise UsageError(f"--exclude is for images; {spec} holds videos. Leave it out.")
+        refuse_for_videos(exclude, spec)
         names, ids, what, logits, seen = _video_logits(model, spec, DataConfig(spec=spec, **video), progress)
     else:
         names, ids, what, logits, seen = _image_logits(model, spec, exclude, progress)

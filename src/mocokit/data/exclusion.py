@@ -46,6 +46,12 @@ class ExcludeList:
         return np.flatnonzero(~away).astype(np.int64)
 
 
+def refuse_for_videos(exclude: str | Path | None, spec: str) -> None:
+    """Raise UsageError when a list is given where `spec` holds videos."""
+    if exclude is not None:
+        raise UsageError(f"--exclude is for images; {spec} holds videos. Leave it out.")
+
+
 def read_exclude(path: str | Path) -> ExcludeList:
     """Read a list. Raises UsageError when it can't be read or a line is no sample."""
     path = Path(path)

@@ -24,6 +24,8 @@ from mocokit.errors import DivergedError, UsageError
 
 Ints = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]  # images done, images in all
+IMAGES_AT_ONCE, CLIPS_AT_ONCE = 256, 64
+"""Rows of a store that go through a network together, where they are images and where they may be clips."""
 
 
 class Pixels(Protocol):

@@ -27,7 +27,7 @@ from mocokit.evaluation.budgets import Budget, hold_out
 from mocokit.evaluation.contenders import RANDOM_SEED
 from mocokit.evaluation.crossing import BankAndTest, probe_reader
 from mocokit.evaluation.curve import ARMS, FINE_TUNED, FROM_SCRATCH, FROZEN
-from mocokit.evaluation.features import extract, plain_batches
+from mocokit.evaluation.features import CLIPS_AT_ONCE, IMAGES_AT_ONCE, extract, plain_batches
 from mocokit.evaluation.labelled import LabelledData
 from mocokit.evaluation.labelled_videos import VideoData, by_video
 from mocokit.evaluation.metrics import Answers
@@ -38,7 +38,6 @@ from mocokit.training.state import make_encoder
 
 Ints = npt.NDArray[np.int64]
 CALIBRATION_IMAGES = 2560
-IMAGES_AT_ONCE, CLIPS_AT_ONCE = 256, 64
 
 
 @dataclass(frozen=True, slots=True)

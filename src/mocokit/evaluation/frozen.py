@@ -21,11 +21,11 @@ from mocokit.evaluation.labelled import LabelledData
 from mocokit.evaluation.labelled_videos import VideoData
 from mocokit.evaluation.metrics import Scores, score
 from mocokit.evaluation.near_twins import Bools, NearTwins, near_twins
-from mocokit.evaluation.overlap import Overlap, pretraining_overlap
+from mocokit.evaluation.overlap import Overlap
 from mocokit.evaluation.protocol import Ledger, plan_hash, shuffled
 from mocokit.evaluation.verdict import Interval, Verdict, decide
 from mocokit.evaluation.video_contenders import video_contenders
-from mocokit.evaluation.video_overlap import video_overlap
+from mocokit.evaluation.video_overlap import overlap_with
 from mocokit.evaluation.weights import NamedEncoder, NotHere
 from mocokit.training.run import Run
 from mocokit.training.state import make_encoder
@@ -220,7 +220,7 @@ def evaluate_frozen(
         say(f"near twins of {len(test)} test images among {len(bank)} training images")
         twins = near_twins(data, bank, verdicts_on)
     counts = np.bincount(labels[test], minlength=data.n_classes)
-    overlap = video_overlap(runs, data) if isinstance(data, VideoData) else pretraining_overlap(runs, data)
+    overlap = overlap_with(runs, data)
     first = plan.classifiers[0]
     return FrozenResult(
         verdict=verdicts[first],

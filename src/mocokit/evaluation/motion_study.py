@@ -15,12 +15,12 @@ from mocokit.errors import UsageError, did_you_mean
 from mocokit.evaluation.baselines import RANDOM_INIT, calibrate
 from mocokit.evaluation.contenders import RANDOM_SEED
 from mocokit.evaluation.crossing import BankAndTest
-from mocokit.evaluation.features import Ints, extract, plain_batches
+from mocokit.evaluation.features import CLIPS_AT_ONCE, Ints, extract, plain_batches
 from mocokit.evaluation.interval import Interval, crossed_interval
 from mocokit.evaluation.labelled_videos import VideoData
 from mocokit.evaluation.motion import order_scores, reorderings, retrieval, unusual_classes
 from mocokit.evaluation.protocol import Ledger, plan_hash
-from mocokit.evaluation.video_contenders import BATCH, COLOURS, colour_histograms, video_contenders
+from mocokit.evaluation.video_contenders import COLOURS, colour_histograms, video_contenders
 from mocokit.training.run import Run
 from mocokit.training.state import make_encoder
 
@@ -143,12 +143,12 @@ def _orders(
                 moved = encoder.to(device)
                 if (name, number) not in kept:
                     kept[name, number] = (
-                        extract(moved, store, rows, batch=BATCH, **part).h,
-                        extract(moved, store, test_rows, batch=BATCH, **part).h,
+                        extract(moved, store, rows, batch=CLIPS_AT_ONCE, **part).h,
+                        extract(moved, store, test_rows, batch=CLIPS_AT_ONCE, **part).h,
                     )
                 plain, plain_test = kept[name, number]
-                train = (plain, extract(moved, changed, rows, batch=BATCH, **part).h)
-                tested = (plain_test, extract(moved, changed, test_rows, batch=BATCH, **part).h)
+                train = (plain, extract(moved, changed, rows, batch=CLIPS_AT_ONCE, **part).h)
+                tested = (plain_test, extract(moved, changed, test_rows, batch=CLIPS_AT_ONCE, **part).h)
                 scores.append(order_scores(train, tested, place, test_place))
             out[change][name] = crossed_interval(np.stack(scores), groups, bounds=(0, 1))
         train = (colour_histograms(store, rows, size=size), colour_histograms(changed, rows, size=size))
@@ -172,7 +172,7 @@ def _random(runs: Sequence[Run], data: VideoData, rows: Ints, device: torch.devi
                 size=first.views.size,
                 mean=first.views.mean,
                 std=first.views.std,
-                batch=min(BATCH, len(some)),
+                batch=min(CLIPS_AT_ONCE, len(some)),
                 device=device,
             ),
         )

@@ -15,7 +15,7 @@ from mocokit.evaluation.baselines import (
 )
 from mocokit.evaluation.contenders import READOUTS, Contenders, add_random_init, add_runs
 from mocokit.evaluation.crossing import BankAndTest
-from mocokit.evaluation.features import Ints, Pixels, gather, plain_batches
+from mocokit.evaluation.features import CLIPS_AT_ONCE, Ints, Pixels, gather, plain_batches
 from mocokit.evaluation.labelled_videos import VideoData, by_video
 from mocokit.training.run import Run
 
@@ -23,7 +23,6 @@ COLOURS = "frame colours"
 _LEVELS = 4  # of each channel: 64 colours
 CLIP_PIXEL_SIDE = 16
 """Side of the frames of the pixel baseline: a clip has T times this squared times 3 values."""
-BATCH = 64
 
 
 def video_contenders(
@@ -53,12 +52,14 @@ def video_contenders(
     view: dict[str, Any] = {"size": first.views.size, "mean": first.views.mean, "std": first.views.std}
     found = Contenders({name: [] for name in READOUTS})
     what = f"{len(videos)} videos, {len(rows)} samples"
-    add_runs(found, runs, data.store, rows, halves, device=device, say=say, what=what, batch=BATCH)
+    add_runs(found, runs, data.store, rows, halves, device=device, say=say, what=what, batch=CLIPS_AT_ONCE)
     say("baselines: pixels, colours, random weights")
     small = {**view, "size": min(first.views.size, CLIP_PIXEL_SIDE)}
-    found.baselines[PIXELS] = [halves(pixel_features(data.store, rows, batch=BATCH, **small))]
+    found.baselines[PIXELS] = [halves(pixel_features(data.store, rows, batch=CLIPS_AT_ONCE, **small))]
     found.baselines[COLOURS] = [halves(colour_histograms(data.store, rows, size=first.views.size))]
-    add_random_init(found, first, random_seeds, data.store, rows, calibration, halves, device=device, batch=BATCH)
+    add_random_init(
+        found, first, random_seeds, data.store, rows, calibration, halves, device=device, batch=CLIPS_AT_ONCE
+    )
     return found
 
 
@@ -69,7 +70,9 @@ def colour_histograms(store: Pixels, rows: Ints, *, size: int) -> Tensor:
     so their order can't be read from it.
     """
     black, one = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    return gather(_shares, plain_batches(store, rows, size=size, mean=black, std=one, batch=BATCH), len(rows))[0]
+    return gather(_shares, plain_batches(store, rows, size=size, mean=black, std=one, batch=CLIPS_AT_ONCE), len(rows))[
+        0
+    ]
 
 
 def _shares(x: Tensor) -> tuple[Tensor]:

@@ -12,12 +12,18 @@ import numpy.typing as npt
 from mocokit.data.clips import ClipConfig, open_clips
 from mocokit.data.videos import VideoSet, open_videos, spaced_frames
 from mocokit.errors import DataError, UsageError
+from mocokit.evaluation.labelled import LabelledData
 from mocokit.evaluation.labelled_videos import VideoData
-from mocokit.evaluation.overlap import Overlap, counted, largest
+from mocokit.evaluation.overlap import Overlap, counted, largest, pretraining_overlap
 from mocokit.training.run import Run
 from mocokit.training.settings import DataConfig
 
 Ints = npt.NDArray[np.int64]
+
+
+def overlap_with(runs: Sequence[Run], data: LabelledData | VideoData) -> Overlap:
+    """Of all the runs together: the one that used most of the test images or videos is told."""
+    return video_overlap(runs, data) if isinstance(data, VideoData) else pretraining_overlap(runs, data)
 
 
 def video_overlap(runs: Sequence[Run], data: VideoData) -> Overlap:

@@ -19,7 +19,7 @@ from mocokit.data.decode import UnreadableImageError
 from mocokit.data.pixels import SkippedSample, fit_picture, read_fitting, side_for
 from mocokit.data.sources import ImageSource
 from mocokit.errors import DataError
-from mocokit.evaluation.features import extract
+from mocokit.evaluation.features import CLIPS_AT_ONCE, IMAGES_AT_ONCE, extract
 from mocokit.exporting.loading import FrozenEncoder
 
 Floats = npt.NDArray[np.float32]
@@ -138,7 +138,7 @@ def encode_pictures(frozen: FrozenEncoder, pictures: Sequence[UInt8Array], side:
         size=views.size,
         mean=views.mean,
         std=views.std,
-        batch=64 if frozen.clip else 256,
+        batch=CLIPS_AT_ONCE if frozen.clip else IMAGES_AT_ONCE,
         device=device,
     )
     return (found.h if frozen.readout.endswith("h") else found.z).numpy()

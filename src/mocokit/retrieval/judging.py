@@ -18,7 +18,7 @@ from mocokit.evaluation.baselines import (
     pixel_features,
     random_init_features,
 )
-from mocokit.evaluation.features import extract
+from mocokit.evaluation.features import CLIPS_AT_ONCE, IMAGES_AT_ONCE, extract
 from mocokit.evaluation.frozen import RANDOM_SEED
 from mocokit.evaluation.interval import Interval, crossed_interval
 from mocokit.evaluation.labelled import LabelledData
@@ -136,7 +136,7 @@ def _vectors(
     first, test = runs[0].config, data.split.test
     rows, place = data.of(test)
     calibration = data.of(data.split.train)[0]
-    batch = 64 if isinstance(data, VideoData) else 256
+    batch = CLIPS_AT_ONCE if isinstance(data, VideoData) else IMAGES_AT_ONCE
 
     def whole(vectors: Tensor) -> Tensor:
         return by_video(vectors, place, len(test)) if isinstance(data, VideoData) else vectors

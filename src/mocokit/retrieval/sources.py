@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mocokit.data.clips import ClipConfig, open_clips
+from mocokit.data.exclusion import refuse_for_videos
 from mocokit.data.sources import open_source
 from mocokit.data.videos import holds_videos, open_videos, spaced_frames
 from mocokit.errors import UsageError
@@ -50,8 +51,7 @@ def open_rows(
     """The rows of `spec`. Raises UsageError, DataError, MissingDependencyError."""
     if reading is None:
         return open_source(spec, split=split, label_column=label_column, group_column=group_column, exclude=exclude)
-    if exclude is not None:
-        raise UsageError(f"--exclude is for images; {spec} holds videos. Leave it out.")
+    refuse_for_videos(exclude, spec)
     videos = open_videos(spec, split=split, label_column=label_column, group_column=group_column, workers=2)
     clips = clips_of(reading)
     return spaced_frames(videos, reading["rate"], workers=2) if clips is None else open_clips(videos, clips)
