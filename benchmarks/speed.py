@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import json
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -113,6 +114,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--data", help="folder to keep the generated pictures in; default: a temporary one")
     parser.add_argument("--out", default="benchmarks/results")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that arms that were stopped are ended too
     record = run(options)
     path = Path(options.out) / f"{options.case}-{options.precision}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
