@@ -517,8 +517,8 @@ def with_a_bad_picture(words: list[str], target: int) -> None:
     """The command line where one picture's view of the second epoch has a number that is not finite."""
     original = loader_module.make_views
 
-    def make_views(config: Any, pixels: Any, extents: Any, ids: Any, *, seed: int, epoch: int) -> Any:
-        x_q, x_k = original(config, pixels, extents, ids, seed=seed, epoch=epoch)
+    def make_views(config: Any, pixels: Any, extents: Any, ids: Any, *, epoch: int, **rest: Any) -> Any:
+        x_q, x_k = original(config, pixels, extents, ids, epoch=epoch, **rest)
         if epoch == 1 and target in ids.tolist():
             x_q[ids.tolist().index(target), 0, 3, 3] = math.nan
         return x_q, x_k

@@ -132,15 +132,23 @@ def hue_(x: Tensor, turns: Tensor) -> Tensor:
     return torch.sub(value, torch.minimum(distance, chroma), out=x)
 
 
+def gaussian_shares(sigma: FloatArray, kernel: int) -> npt.NDArray[np.float32]:
+    """Shares of the middle pixel and of those 1, 2, ... to either side, float32 [N, kernel // 2 + 1].
+
+    exp(-d^2 / 2 sigma^2), rounded to 2^-20 and divided by the sum of the `kernel` (odd) taps; sigma [N] pixels, > 0.
+    """
+    taps = np.rint(each(math.exp, np.arange(kernel // 2 + 1) ** 2 / (-2 * sigma[:, None] ** 2)) * 2**20)
+    shares: npt.NDArray[np.float32] = (taps / (2 * taps.sum(1, keepdims=True) - taps[:, :1])).astype(np.float32)
+    return shares
+
+
 def gaussian_blur(x: Tensor, sigma: FloatArray, kernel: int) -> Tensor:
     """Separable Gaussian of `kernel` (odd) taps and standard deviation `sigma` [N] pixels, > 0, each its own.
 
-    The taps are exp(-d^2 / 2 sigma^2), rounded to 2^-20 and divided by their sum; the border is mirrored without
-    repeating the edge pixel (torchvision's GaussianBlur). kernel // 2 must be smaller than the picture's side.
+    The border is mirrored without repeating the edge pixel (torchvision's GaussianBlur). kernel // 2 must be smaller
+    than the picture's side.
     """
-    radius = kernel // 2
-    taps = np.rint(each(math.exp, np.arange(radius + 1) ** 2 / (-2 * sigma[:, None] ** 2)) * 2**20)
-    share = (taps / (2 * taps.sum(1, keepdims=True) - taps[:, :1])).astype(np.float32)
+    radius, share = kernel // 2, gaussian_shares(sigma, kernel)
     in_use = [d for d in range(1, radius + 1) if share[:, d].any()]  # a tap of 0 everywhere changes no bit
     weight = torch.from_numpy(share).to(x.device)[:, :, None, None, None]
     for axis, padding in ((3, (radius, radius, 0, 0)), (2, (0, 0, radius, radius))):

@@ -108,7 +108,8 @@ class BatchLoader:
             x_q, x_k = make_clip_views(self.views, self.store, shown, ids, seed=seed, epoch=epoch)
         else:
             pixels, extents = self.store.batch(rows)
-            x_q, x_k = make_views(self.views, pixels, extents, ids, seed=seed, epoch=epoch)
+            threads = 1 if self.workers else torch.get_num_threads()
+            x_q, x_k = make_views(self.views, pixels, extents, ids, seed=seed, epoch=epoch, threads=threads)
         return Batch(step, x_q, x_k, torch.from_numpy(ids), torch.from_numpy(self.index.groups[shown]), rows)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:

@@ -10,9 +10,12 @@ wrap exactly; only the last step makes a float64 out of the top 53 bits.
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from mocokit.data.compiling import compiled, compiled_ufunc
 
 UInt64Array = npt.NDArray[np.uint64]
 FloatArray = npt.NDArray[np.float64]
@@ -21,10 +24,17 @@ _GAMMA = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-def _finalise(x: UInt64Array) -> UInt64Array:
+@compiled
+def _finalise(x: Any) -> Any:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+@compiled_ufunc("uint64(uint64, uint64)")
+def _hashed(state: Any, word: Any) -> Any:
+    """The state after one more word; the arguments are broadcast together."""
+    return _finalise((state + np.uint64(_GAMMA)) ^ _finalise(word + np.uint64(_GAMMA)))
 
 
 def hash_words(*words: int | npt.NDArray[np.int64] | UInt64Array) -> UInt64Array:
@@ -35,7 +45,7 @@ def hash_words(*words: int | npt.NDArray[np.int64] | UInt64Array) -> UInt64Array
             value: UInt64Array = np.array([word & _MASK], np.uint64)
         else:
             value = np.atleast_1d(word).astype(np.uint64, copy=False)
-        state = _finalise((state + np.uint64(_GAMMA)) ^ _finalise(value + np.uint64(_GAMMA)))
+        state = _hashed(state, value)
     return state
 
 

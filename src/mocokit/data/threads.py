@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -30,3 +33,30 @@ def in_order(
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def spread(work: Callable[[slice], None], count: int, *, threads: int) -> None:
+    """Call `work` with slices that cover range(count), one on each of `threads` threads; this one takes the first.
+
+    Raises what the work raises, once all of it has ended.
+    """
+    shares = max(1, min(threads, count))
+    bounds = [count * share // shares for share in range(shares + 1)]
+    slices = [slice(*pair) for pair in itertools.pairwise(bounds)]
+    others = [_helpers(shares - 1).submit(work, rows) for rows in slices[1:]]
+    try:
+        work(slices[0])
+    finally:
+        wait(others)
+    for other in others:
+        other.result()
+
+
+@functools.cache
+def _helpers(count: int) -> ThreadPoolExecutor:
+    """Threads that stay: starting one costs as much as the views of a small picture."""
+    return ThreadPoolExecutor(count, thread_name_prefix="spread")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_helpers.cache_clear)  # a child has none of its parent's threads
