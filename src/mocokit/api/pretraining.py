@@ -31,6 +31,7 @@ from mocokit.api.tracing import planned, run_recorder
 from mocokit.contrast.batch_norm import batch_norms
 from mocokit.data.loader import BatchLoader, BatchPlan
 from mocokit.data.pixels import SkippedSample, write_skipped
+from mocokit.data.rendering import compile_views
 from mocokit.errors import (
     DamagedError,
     InterruptedRunError,
@@ -224,6 +225,8 @@ def _pretrain(
         encoder = make_encoder(config.encoder, config.views.size, config.train.seed).to(device)
     begin = functools.partial(begin_from_weights, config, encoder, run, progress, resume=stored is not None)
     config = ranks.first_then_others("reading the weights to start from", begin, begin)
+    progress.show("compiling the loops that make views (once on a machine)")
+    compile_views()
     if stored is None:
         config = _measured(config, from_file.get("views", {}), store)
         loader = BatchLoader(store, source.index, config.views, batch_plan, workers=0)

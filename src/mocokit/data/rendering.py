@@ -14,7 +14,7 @@ from torch import Tensor
 from mocokit.data import fused_ops, image_ops
 from mocokit.data.image_ops import BoolArray, FloatArray, IntArray
 from mocokit.data.threads import spread
-from mocokit.data.view_parameters import ViewParameters
+from mocokit.data.view_parameters import ViewParameters, draw_parameters
 from mocokit.data.view_recipes import ViewConfig
 
 _TILE = {"cpu": 2**19, "cuda": 2**24}  # float32 elements rendered at a time; on a CPU they should stay in the cache
@@ -53,6 +53,13 @@ def render_compiled(config: ViewConfig, images_u8: Tensor, p: ViewParameters, *,
 
     spread(part, count, threads=threads if out[:, 0].numel() >= _WORTH_A_THREAD else 1)
     return out.view(-1, batch, 3, size, size)
+
+
+def compile_views() -> None:
+    """Have the loops compiled now (some seconds, the first time on a machine) and not in the middle of something."""
+    config = ViewConfig(size=2)
+    drawn = draw_parameters(config, np.ones((1, 2), np.int64), np.zeros(1, np.int64), seed=0, epoch=0, views=(0,))
+    render_compiled(config, torch.zeros(1, 3, 1, 1, dtype=torch.uint8), drawn)
 
 
 def render_by_tensors(config: ViewConfig, images_u8: Tensor, parameters: ViewParameters, *, threads: int) -> Tensor:

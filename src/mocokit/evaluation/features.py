@@ -83,7 +83,8 @@ def plain_batches(
         raise UsageError(f"There must be images and a batch of at least 1; got {len(rows)} images, batch {batch}.")
     for start in range(0, len(rows), batch):
         images, extents = store.batch(rows[start : start + batch])
-        yield plain_view(images.to(device), extents.to(device), size=size, mean=mean, std=std)
+        threads = torch.get_num_threads()  # views and the encoder take turns
+        yield plain_view(images.to(device), extents.to(device), size=size, mean=mean, std=std, threads=threads)
 
 
 def gather(
