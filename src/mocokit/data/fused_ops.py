@@ -95,34 +95,38 @@ def _turn(picture: Any, turned: Any) -> None:
 def crop_resize(images: Levels, source: IntArray, boxes: IntArray, flip: BoolArray, out: Pictures) -> None:
     """image_ops.crop_resize into out, float32 [N, 3, s, s]. Picture n is cut from images[source[n]], [B, 3, S, S].
 
-    Both passes run along lines as long as can be: columns are shrunk first, with a column as a line of the picture
-    turned over, then rows.
+    Both passes run along lines as long as can be, the three channels one after the other: columns are shrunk first,
+    with a column as a line of the picture turned over, then rows.
     """
     size, side = out.shape[3], images.shape[3]
     longest = 2 * math.ceil(max(1.0, side / size)) + 1
     first_x, count_x, share_x = np.empty(size, np.int64), np.empty(size, np.int64), np.empty((size, longest), np.int32)
     first_y, count_y, share_y = np.empty(size, np.int64), np.empty(size, np.int64), np.empty((size, longest), np.int32)
-    turned, narrow = np.empty((side, side), np.uint8), np.empty((size, side), np.uint8)
-    rows, total = np.empty((side, size), np.uint8), np.empty(max(side, size), np.int32)
+    turned, narrow = np.empty((side, 3 * side), np.uint8), np.empty((size, 3 * side), np.uint8)
+    rows, total = np.empty((side, 3 * size), np.uint8), np.empty(3 * max(side, size), np.int32)
     for n in range(out.shape[0]):
         top, left, height, width = boxes[n]
         _filter(width, size, flip[n], first_x, count_x, share_x)
         _filter(height, size, False, first_y, count_y, share_y)
         for channel in range(3):
-            _turn(images[source[n], channel, top : top + height, left : left + width], turned)
-            levels = total[:height]
-            for j in range(size):
-                _weighted(turned[first_x[j] :, :height], share_x[j], count_x[j], levels)
-                line = narrow[j]
-                for i in range(height):
-                    line[i] = levels[i] >> _SHARE_BITS
-            _turn(narrow[:, :height], rows)
-            levels = total[:size]
-            for i in range(size):
-                _weighted(rows[first_y[i] :], share_y[i], count_y[i], levels)
-                pixels = out[n, channel, i]
+            box = images[source[n], channel, top : top + height, left : left + width]
+            _turn(box, turned[:, channel * height : (channel + 1) * height])
+        levels = total[: 3 * height]
+        for j in range(size):
+            _weighted(turned[first_x[j] :, : 3 * height], share_x[j], count_x[j], levels)
+            line = narrow[j]
+            for i in range(3 * height):
+                line[i] = levels[i] >> _SHARE_BITS
+        for channel in range(3):
+            part = narrow[:, channel * height : (channel + 1) * height]
+            _turn(part, rows[:, channel * size : (channel + 1) * size])
+        levels = total[: 3 * size]
+        for i in range(size):
+            _weighted(rows[first_y[i] :], share_y[i], count_y[i], levels)
+            for channel in range(3):
+                pixels, whole = out[n, channel, i], levels[channel * size : (channel + 1) * size]
                 for j in range(size):
-                    pixels[j] = np.float32(levels[j] >> _SHARE_BITS) / _WHITE
+                    pixels[j] = np.float32(whole[j] >> _SHARE_BITS) / _WHITE
 
 
 @compiled
