@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from mocokit.contrast import losses
 from mocokit.contrast.key_queue import NO_ID, Keys
-from mocokit.contrast.losses import info_nce, same_source
+from mocokit.contrast.losses import Contrast, info_nce, same_source
 
 
 def unit(n: int, d: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -69,6 +70,11 @@ def test_excluded_rows_do_not_count(n: int, k: int, seed: int) -> None:
         dense = torch.zeros(n, k, dtype=torch.bool)
         dense[:, excluded.columns] = excluded.hits
         assert torch.equal(dense, expected)
+        with pytest.MonkeyPatch.context() as patch:  # a long dictionary is searched in another way
+            patch.setattr(losses, "FEW", 0)
+            as_long = same_source(ids, groups, stored, by_group=by_group)
+        assert torch.equal(as_long.columns, excluded.columns)
+        assert torch.equal(as_long.hits, excluded.hits)
         q, own = unit(n, 4, seed + 1).requires_grad_(), unit(n, 4, seed + 2)
         got = info_nce(q, own, stored, 0.3, excluded)
         want = numpy_info_nce(
@@ -77,6 +83,15 @@ def test_excluded_rows_do_not_count(n: int, k: int, seed: int) -> None:
         assert float(got.loss.detach()) == pytest.approx(want, rel=1e-4, abs=1e-6)
         assert got.negatives.tolist() == (k - expected.sum(1)).tolist()
         assert torch.isfinite(torch.autograd.grad(got.loss, q)[0]).all()
+
+
+@pytest.mark.parametrize("counts", [[240] * 60, [7], [0, 0], [1, 2, 3], [65536] * 255 + [65535]])
+def test_chance_and_masked_share_are_means_to_the_last_bit(counts: list[int]) -> None:
+    negatives = torch.tensor(counts)
+    got = Contrast(torch.tensor(0.0), torch.zeros(len(counts)), negatives, negatives.max() - negatives, scale=0.8)
+    for _ in range(2):
+        assert got.chance() == 0.8 * float(torch.log1p(negatives.double()).mean())
+    assert got.masked_share() == float((negatives < negatives.max()).double().mean())
 
 
 def test_a_query_without_any_negative_costs_nothing_and_moves_nothing() -> None:

@@ -10,6 +10,7 @@ wider.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,9 @@ from torch.nn import functional as F
 
 from mocokit.contrast.key_queue import NO_ID, Keys, join
 from mocokit.contrast.tiled import WORTH_IT, tiled_logsumexp
+
+FEW = 1024
+"""Up to so many dictionary rows, Python finds a query's own faster than a dozen tensor operations do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,6 @@ class Excluded:
         return self.hits.sum(1)
 
 
-@torch.no_grad()
 def same_source(ids_N: Tensor, groups_N: Tensor, dictionary: Keys, *, by_group: bool = False) -> Excluded:
     """Find dictionary rows that come from a query's own image (or, with `by_group`, its own group).
 
@@ -46,6 +49,8 @@ def same_source(ids_N: Tensor, groups_N: Tensor, dictionary: Keys, *, by_group: 
     columns = _columns_of(ids_N, dictionary.ids)
     if by_group:
         columns = torch.unique(torch.cat([columns, _columns_of(groups_N, dictionary.groups)]))
+    if not len(columns):  # the usual case where the queue is short beside the data
+        return Excluded(columns, torch.empty(len(ids_N), 0, dtype=torch.bool, device=ids_N.device))
     column_ids, column_groups = dictionary.ids[columns], dictionary.groups[columns]
     hits = (ids_N[:, None] == column_ids[None, :]) & (column_ids != NO_ID)[None, :]
     if by_group:
@@ -60,7 +65,15 @@ def require_ids(ids_N: Tensor) -> None:
 
 
 def _columns_of(wanted_N: Tensor, stored_K: Tensor) -> Tensor:
-    return (torch.isin(stored_K, wanted_N) & (stored_K != NO_ID)).nonzero()[:, 0]
+    # Each stored number is looked up among the few wanted ones: torch.isin would sort all of them together.
+    if len(stored_K) <= FEW:
+        wanted = set(wanted_N.tolist()) - {NO_ID}
+        found = [column for column, number in enumerate(stored_K.tolist()) if number in wanted]
+        return torch.tensor(found, dtype=torch.int64, device=stored_K.device)
+    ascending_N = wanted_N.sort().values
+    places_K = torch.searchsorted(ascending_N, stored_K).clamp_(max=len(ascending_N) - 1)
+    columns = (ascending_N[places_K] == stored_K).nonzero()[:, 0]
+    return columns[stored_K[columns] != NO_ID] if len(columns) else columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +99,25 @@ class Contrast:
         """
         if self.scale is None:
             return None
-        return self.scale * float(torch.log1p(self.negatives.double()).mean())
+        counts = self.negatives.tolist()
+        if counts.count(counts[0]) == len(counts):
+            return self.scale * _mean_log1p_of_equal(counts[0], len(counts), self.negatives.device)
+        return self.scale * _mean_log1p(self.negatives)
 
     def masked_share(self) -> float:
         """The share of queries that had at least one row left out."""
-        return float((self.excluded > 0).double().mean())
+        counts = self.excluded.tolist()
+        return (len(counts) - counts.count(0)) / len(counts)
+
+
+def _mean_log1p(counts_N: Tensor) -> float:
+    return float(torch.log1p(counts_N.double()).mean())
+
+
+@functools.lru_cache(maxsize=64)
+def _mean_log1p_of_equal(count: int, N: int, device: torch.device) -> float:
+    """The same number to the last bit, without asking the device anew: with a full queue it is that of every step."""
+    return _mean_log1p(torch.full((N,), count, device=device))
 
 
 def info_nce(q_ND: Tensor, k_ND: Tensor, dictionary: Keys, T: float, excluded: Excluded | None = None) -> Contrast:
