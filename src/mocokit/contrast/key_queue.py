@@ -75,12 +75,15 @@ class KeyQueue:
                 f"The queue holds keys of {self.D} dimensions. Got a batch of shape {tuple(keys.vectors.shape)}."
             )
         N = len(keys)
-        first = max(N - self.K, 0)
-        rows = (self.pointer + torch.arange(first, N, device=self.ids.device)) % self.K
-        self.vectors[rows] = keys.vectors[first:].detach().to(self.vectors.dtype)
-        self.ids[rows] = keys.ids[first:]
-        self.groups[rows] = keys.groups[first:]
-        self.births[rows] = step
+        done = max(N - self.K, 0)
+        while done < N:  # one run of rows, or two around the end of the ring
+            row = (self.pointer + done) % self.K
+            count = min(N - done, self.K - row)
+            self.vectors[row : row + count] = keys.vectors[done : done + count]
+            self.ids[row : row + count] = keys.ids[done : done + count]
+            self.groups[row : row + count] = keys.groups[done : done + count]
+            self.births[row : row + count] = step
+            done += count
         self.pointer = (self.pointer + N) % self.K
         self.fill = min(self.fill + N, self.K)
 
