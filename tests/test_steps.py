@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from mocokit.contrast.encoders import Backbone, Encoder, EncoderPair
 from mocokit.contrast.key_queue import NO_ID, KeyQueue
 from mocokit.contrast.losses import Contrast
+from mocokit.contrast.parts import unit_rows
 from mocokit.contrast.steps import STEPS, ContrastConfig, Scoring, ViewPair, moco_step_ema_first, moco_step_paper
 
 
@@ -158,6 +159,17 @@ def test_key_encoder_takes_no_gradient_and_statistics_follow_its_own_forward() -
     for (name, mine), start in zip(pair.key.state_dict().items(), fresh.state_dict().values(), strict=True):
         moved = not torch.equal(mine, start)
         assert moved == ("running" in name or "num_batches" in name), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_unit_rows_have_the_bits_of_normalize(dtype: torch.dtype) -> None:
+    z = torch.randn(60, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    z[3] = 0
+    z.requires_grad_()
+    direction = torch.randn(60, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+    ours, theirs = unit_rows(z), torch.nn.functional.normalize(z, dim=1)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(*(torch.autograd.grad(rows, z, direction)[0] for rows in (ours, theirs)))
 
 
 def test_micro_batches_change_nothing_without_batch_norm() -> None:

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from mocokit.contrast.batch_norm import Shuffle
 from mocokit.contrast.encoders import EncoderPair
@@ -70,7 +69,13 @@ class Step(Protocol):
 @torch.no_grad()
 def encode_keys(pair: EncoderPair, parts: Sequence[ViewPair]) -> list[Keys]:
     """k = normalize(f_k(x_k)) of each micro-batch. No graph is built, so no gradient can reach theta_k or a key."""
-    return [Keys(F.normalize(_key(pair, part), dim=1), part.ids, part.groups) for part in parts]
+    return [Keys(unit_rows(_key(pair, part)), part.ids, part.groups) for part in parts]
+
+
+def unit_rows(z_ND: Tensor) -> Tensor:
+    """Each row divided by its length: the bits of `F.normalize(z_ND, dim=1)`, by fewer calls."""
+    norms_N1: Tensor = torch.linalg.vector_norm(z_ND, dim=1, keepdim=True)
+    return z_ND / norms_N1.clamp_min(1e-12)
 
 
 def _key(pair: EncoderPair, part: ViewPair) -> Tensor:

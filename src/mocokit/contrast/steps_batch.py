@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from mocokit.contrast.batch_norm import statistics_untouched
 from mocokit.contrast.encoders import EncoderPair
@@ -21,7 +20,7 @@ from mocokit.contrast.key_queue import Keys, join
 from mocokit.contrast.losses import Contrast, byol_loss, moco_v3_loss, nt_xent
 from mocokit.contrast.method import Scoring
 from mocokit.contrast.momentum import ema_update_
-from mocokit.contrast.parts import Gather, UpdateQuery, ViewPair, encode_keys, swapped
+from mocokit.contrast.parts import Gather, UpdateQuery, ViewPair, encode_keys, swapped, unit_rows
 
 
 def moco_v3_step(
@@ -126,12 +125,12 @@ def regress(
 
 def predictions(pair: EncoderPair, part: ViewPair) -> tuple[Tensor, Tensor]:
     """normalize(predictor(f_q(x))) of view a and of view b [N, D]; each view is a batch of its own for batch norm."""
-    return F.normalize(pair.predict(part.x_q), dim=1), F.normalize(pair.predict(part.x_k), dim=1)
+    return unit_rows(pair.predict(part.x_q)), unit_rows(pair.predict(part.x_k))
 
 
 def embed(pair: EncoderPair, part: ViewPair) -> Tensor:
     """normalize(f_q(x)) of both views in one batch: [2N, D], view a first."""
-    return F.normalize(pair.query(torch.cat([part.x_q, part.x_k])), dim=1)
+    return unit_rows(pair.query(torch.cat([part.x_q, part.x_k])))
 
 
 def each_against_all(

@@ -12,14 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch.nn import functional as F
-
 from mocokit.contrast.encoders import EncoderPair
 from mocokit.contrast.key_queue import KeyQueue, Keys, join
 from mocokit.contrast.losses import Contrast, info_nce, require_ids, same_source
 from mocokit.contrast.method import Scoring
 from mocokit.contrast.momentum import ema_update_
-from mocokit.contrast.parts import Gather, Step, UpdateQuery, ViewPair, encode_keys, swapped
+from mocokit.contrast.parts import Gather, Step, UpdateQuery, ViewPair, encode_keys, swapped, unit_rows
 
 
 def moco_step_paper(
@@ -95,7 +93,7 @@ def score(
     of the negatives (it is the positive), so chance is ln N.
     """
     for part, own in zip(parts, keys, strict=True):
-        q_ND = F.normalize(pair.query(part.x_q), dim=1)
+        q_ND = unit_rows(pair.query(part.x_q))
         excluded = None
         if first:
             require_ids(part.ids)
