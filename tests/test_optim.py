@@ -126,6 +126,17 @@ def test_sgd_and_adamw_are_torchs(kind: str) -> None:
         torch.testing.assert_close(ours[name], theirs[name])
 
 
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_sgd_has_the_bits_of_torchs_fused_one(momentum: float) -> None:
+    ours, theirs = parameters(), parameters()
+    optimizer = build_optimizer(OptimConfig(lr=0.03, sgd_momentum=momentum, weight_decay=0.1), ours)
+    plain = torch.optim.SGD(theirs.values(), lr=0.03, momentum=momentum, weight_decay=0.1, fused=True)
+    for step in range(6):
+        update(optimizer, ours, step, lr=0.1 / (step + 1))
+        update(plain, theirs, step, lr=0.1 / (step + 1))
+    assert all(torch.equal(ours[name], theirs[name]) for name in SHAPES)
+
+
 def test_the_optimiser_of_a_pair_moves_encoder_and_predictor() -> None:
     config = EncoderConfig(backbone="small-cnn-4-6", dim=6, head="mlp-bn", predictor="mlp-bn")
     encoder = build_encoder(config, image_size=8, seed=0)

@@ -41,10 +41,9 @@ def test_exactly_one_part_runs_at_any_time() -> None:
 
 def test_hooks_split_a_backward_at_the_encoders_output_and_are_gone_afterwards() -> None:
     class State:
-        """The two things that `watching` looks at."""
+        """What `watching` looks at."""
 
         encoder = make_encoder(EncoderConfig(backbone="small-cnn-8", dim=8), 16, 0)
-        optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
 
         def modules(self) -> dict[str, torch.nn.Module]:
             return {"query": self.encoder}
@@ -63,11 +62,9 @@ def test_hooks_split_a_backward_at_the_encoders_output_and_are_gone_afterwards()
     state, clock = State(), Told()
     with clock.watching(state):  # type: ignore[arg-type]
         state.encoder(torch.rand(4, 3, 16, 16)).square().sum().backward()
-        state.optimizer.step()
-    expected = ["forward-backward", "loss", "forward-backward", "update"]
+    expected = ["forward-backward", "loss", "forward-backward"]
     assert clock.order == expected
     state.encoder(torch.rand(4, 3, 16, 16)).square().sum().backward()
-    state.optimizer.step()
     assert clock.order == expected
 
 

@@ -117,7 +117,7 @@ def parameter_distance(theta_q: Sequence[Tensor], theta_k: Sequence[Tensor]) -> 
 def gradient_norm(parameters: Iterable[Tensor]) -> float:
     """The norm of all gradients together; 0 where there are none."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))) if gradients else 0.0
 
 
 # ------------------------------------------------------------------------------------------------------ the probe

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
@@ -125,11 +126,12 @@ class QueryUpdate:
     def __call__(self, losses: Iterable[Contrast]) -> None:
         """Raises DivergedError, on all ranks and before anything is updated, when a loss or gradient is not finite."""
         optimizer, trained = self.state.optimizer, self.state.pair.trained.values()
-        optimizer.zero_grad(set_to_none=True)
+        for parameter in trained:  # all that the optimiser has
+            parameter.grad = None
         for contrast in losses:
-            torch.autograd.backward(contrast.loss / self.parts)
+            torch.autograd.backward(contrast.loss if self.parts == 1 else contrast.loss / self.parts)
             self.clock.mark("other")
-            self.loss += float(contrast.loss.detach()) / self.parts
+            self.loss += contrast.loss.item() / self.parts
             chance = contrast.chance()
             self.chance = None if chance is None or self.chance is None else self.chance + chance / self.parts
             self.masked += contrast.masked_share() / self.parts
@@ -149,6 +151,7 @@ class QueryUpdate:
             )
         for group in optimizer.param_groups:
             group["lr"] = self.lr
+        self.clock.mark("update")
         optimizer.step()
 
     def _suspects(self, own_loss: float) -> str:
@@ -161,6 +164,8 @@ def micro_batches(
     batch: LoadedBatch, count: int, shuffle: Callable[[Tensor], Shuffle | None] = lambda ids: None
 ) -> list[ViewPair]:
     """A step's images in `count` parts of equal size, in their order. shuffle: makes a part's, from its ids."""
+    if count == 1:
+        return [ViewPair(batch.x_q, batch.x_k, batch.ids, batch.groups, shuffle=shuffle(batch.ids))]
     fields = (batch.x_q, batch.x_k, batch.ids, batch.groups)
     cut = zip(*(tensor.chunk(count) for tensor in fields), strict=True)
     return [ViewPair(q, k, ids, groups, shuffle=shuffle(ids)) for q, k, ids, groups in cut]
@@ -268,7 +273,7 @@ def run_training(
             _look(probe, state, update, schedule, log, progress, track)
         meter.done(len(batch.ids) * ranks.size)
         last = state.step == schedule.total_steps
-        progress.show(_progress_line(line, state, schedule, meter), final=last)
+        progress.show(partial(_progress_line, line, state, schedule, meter), final=last)
 
         epoch, inside = divmod(state.step, schedule.steps_per_epoch)
         if inside == 0:

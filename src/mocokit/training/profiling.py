@@ -35,7 +35,7 @@ WARM_STEPS, MEASURED_STEPS = 10, 50
 class StepClock:
     """Adds up the seconds of each of `PARTS`. Exactly one part runs at any time: the one that was named last.
 
-    The loop names "wait", "update" and "other"; hooks on encoders and optimiser name the rest (`watching`). Backward is
+    The loop names "wait", "update" and "other"; hooks on the encoders name the rest (`watching`). Backward is
     "loss" until the gradient has reached an encoder's output, "forward-backward" from there on.
     """
 
@@ -72,12 +72,11 @@ class StepClock:
 
     @contextlib.contextmanager
     def watching(self, state: TrainState) -> Iterator[StepClock]:
-        """Hooks on the state's networks and optimiser, gone again on leaving."""
+        """Hooks on the state's networks, gone again on leaving."""
         hooks: list[Any] = []
         for network in state.modules().values():
             hooks.append(network.register_forward_pre_hook(lambda *_: self.mark("forward-backward")))
             hooks.append(network.register_forward_hook(self._encoded))
-        hooks.append(state.optimizer.register_step_pre_hook(lambda *_: self.mark("update")))
         try:
             yield self
         finally:

@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TextIO
@@ -42,21 +42,11 @@ class StepLine:
 
     def text(self) -> str:
         """JSON with every digit of the floats."""
-        return json.dumps(
-            {
-                "step": self.step,
-                "loss": self.loss,
-                "chance": self.chance,
-                "lr": self.lr,
-                "m": self.m,
-                "fill": self.fill,
-                "masked": self.masked,
-            },
-            allow_nan=False,
-        )
+        return _encode({name: getattr(self, name) for name in _STEP_KEYS})
 
 
-_STEP_KEYS = {field.name for field in fields(StepLine)}
+_STEP_KEYS = tuple(field.name for field in fields(StepLine))
+_encode = json.JSONEncoder(allow_nan=False).encode
 
 
 class RunLog:
@@ -84,7 +74,7 @@ class RunLog:
 
     def losses_from(self, first_step: int) -> list[StepLine]:
         """The logged steps from `first_step` on."""
-        rows = _read_lines(self._loss.path, _STEP_KEYS)
+        rows = _read_lines(self._loss.path, set(_STEP_KEYS))
         return [StepLine(**{name: row[name] for name in _STEP_KEYS}) for row in rows if row["step"] >= first_step]
 
     def metrics(self, row: Mapping[str, Any]) -> None:
@@ -127,7 +117,7 @@ def read_health(run: RunFolder) -> list[dict[str, Any]]:
 
 def read_losses(run: RunFolder) -> list[dict[str, Any]]:
     """The lines of loss.jsonl, oldest first."""
-    return _read_lines(run.path / "loss.jsonl", _STEP_KEYS)
+    return _read_lines(run.path / "loss.jsonl", set(_STEP_KEYS))
 
 
 def _read_lines(path: Path, keys: set[str]) -> list[dict[str, Any]]:
@@ -193,12 +183,13 @@ class Progress:
         self._next = 0.0
         self._open = False
 
-    def show(self, text: str, *, final: bool = False) -> None:
-        """Show `text` if it is time to; a final one always."""
+    def show(self, text: str | Callable[[], str], *, final: bool = False) -> None:
+        """Show `text`, or what it returns, if it is time to; a final one always."""
         now = time.monotonic()
         if self.quiet or (now < self._next and not final):
             return
         self._next = now + self.every
+        text = text if isinstance(text, str) else text()
         if self.live:
             width = max(os.get_terminal_size(self.stream.fileno()).columns - 1, 20)  # some terminals say 0
             self._write("\r" + text[:width].ljust(width) + ("\n" if final else ""))
