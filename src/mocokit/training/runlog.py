@@ -56,6 +56,7 @@ class RunLog:
         self.run = run
         self._loss = files.AppendLog(run.path / "loss.jsonl")
         self._metrics = files.AppendLog(run.path / "metrics.jsonl")
+        self._table: list[dict[str, Any]] | None = None  # `rows`, once they are read
 
     def lengths(self) -> dict[str, int]:
         """Make both logs durable and say how long they are, in bytes."""
@@ -67,6 +68,7 @@ class RunLog:
         """Forget what was logged after the checkpoint that recorded `lengths`."""
         self._loss.truncate_to(lengths["loss"])
         self._metrics.truncate_to(lengths["metrics"])
+        self._table = None
 
     def step(self, line: StepLine) -> None:
         """Append one step."""
@@ -79,16 +81,20 @@ class RunLog:
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Append one row of metrics and write results.csv again."""
-        self._append(row)
-        files.write_text(self.run.path / "results.csv", _csv(self.rows()))
+        if self._table is None:
+            self._table = self.rows()
+        self._table.append(json.loads(self._append(row)))
+        files.write_text(self.run.path / "results.csv", _csv(self._table))
 
     def health(self, row: Mapping[str, Any]) -> None:
         """Append one measurement of a HealthProbe, under `health`."""
         self._append({"epoch": row["epoch"], "step": row["step"], "health": row})
 
-    def _append(self, row: Mapping[str, Any]) -> None:
+    def _append(self, row: Mapping[str, Any]) -> str:
         clean = {key: _finite(value) for key, value in row.items()}
-        self._metrics.append(json.dumps({"utc": utc_now(), **clean}, allow_nan=False))
+        line = _encode({"utc": utc_now(), **clean})
+        self._metrics.append(line)
+        return line
 
     def rows(self) -> list[dict[str, Any]]:
         """Every epoch's row of metrics so far."""
