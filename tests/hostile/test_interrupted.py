@@ -103,6 +103,16 @@ def scores(path: Path) -> dict[str, bytes]:
     return within(path, r".*\.csv", r".*\.png", r"\.tmp-.*") | {"verdict": json.dumps(verdict).encode()}
 
 
+def study(path: Path) -> dict[str, bytes]:
+    """A study, but for how many seconds each cell was trained."""
+    results = files.read_json(path / "results.json")
+    for cell in results["cells"]:
+        assert cell.pop("seconds") > 0
+    table = re.sub(r"(?m)(?<=%) +\d+$", "", (path / "results.txt").read_text())
+    found = {"results.json": json.dumps(results).encode(), "results.txt": table.encode()}
+    return within(path, r"results\.png", r"(.*/)?\.tmp-.*") | found
+
+
 def beside(place: Path, name: str) -> dict[str, bytes]:
     """What lies beside the run and the data under this name; there must be no temporary files."""
     assert not [one.name for one in place.iterdir() if one.name.startswith(files.TEMPORARY)]
@@ -118,7 +128,7 @@ VERBS: dict[str, tuple[Callable[[Path], None], Callable[[Path], dict[str, bytes]
     "evaluate": (evaluate, lambda place: scores(place / "run" / "eval")),
     "report": (report, lambda place: within(place / "run", "README.md", "results.png")),
     "finetune": (finetune, lambda place: within(place / "tuned", r"curve\..*", "model/.*")),
-    "ablate": (ablate, lambda place: within(place / "study", r"results\..*")),
+    "ablate": (ablate, lambda place: study(place / "study")),
 }
 TIERS = {
     "evaluate": pytest.mark.slow,
