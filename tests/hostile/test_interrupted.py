@@ -6,6 +6,7 @@ with SIGKILL at a chosen one, half of a write done.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -31,12 +32,13 @@ from tests.toy import OPTIONS, contents, labelled_npz, verified_steps
 
 PLAN = {
     "name": "momentum",
-    "data": "moved-digits",
-    "labelled": "moved-digits",
+    "data": "toy.npz",
+    "labelled": "toy.npz",
     "base": {
-        "recipe": "digits",
-        "train": {"epochs": 1, "batch_size": 256},
+        "train": {"epochs": 1, "batch_size": 8, "checkpoint_every": 4},
         "encoder": {"backbone": "small-cnn-8-8", "dim": 8},
+        "contrast": {"K": 20},
+        "execution": {"threads": 1},
     },
     "factor": "contrast.m",
     "values": [0.5, 0.9],
@@ -69,7 +71,8 @@ def finetune(place: Path) -> None:
 
 
 def ablate(place: Path) -> None:
-    mocokit.ablate(place / "plan.yaml", place / "study", quiet=True)
+    with contextlib.chdir(place):  # the plan names its data, and everything that differs between two places counts
+        mocokit.ablate("plan.yaml", "study", quiet=True)
 
 
 def report(place: Path) -> None:
