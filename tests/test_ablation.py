@@ -12,6 +12,7 @@ from mocokit import files
 from mocokit.errors import LockedError, UsageError
 from mocokit.studies.ablation import Judged, _holm, _with, run_plan, study_table
 from mocokit.studies.study_plan import Plan, read_plan
+from tests.toy import labelled_npz
 
 PLAN: dict[str, Any] = {
     "name": "momentum",
@@ -178,3 +179,23 @@ def test_the_verb_carries_out_a_plan(tmp_path: Path) -> None:
     assert [cell.value for cell in study.cells] == [(0.9,), (0.99,)]
     assert all(0 < cell.score.mean < 1 for cell in study.cells)
     assert (tmp_path / "study" / "results.json").exists()
+
+
+@pytest.mark.slow
+def test_a_cell_stopped_before_its_run_began_is_trained_as_planned(tmp_path: Path) -> None:
+    """Between run.json and config.yaml nothing in the run folder says how to train: while pixels are read, say."""
+    import mocokit
+    from mocokit.training.runfolder import claim_run
+
+    data = str(labelled_npz(tmp_path / "toy.npz", 60))
+    base = {"train": {"epochs": 1, "batch_size": 10}, "encoder": {"backbone": "small-cnn-8-8", "dim": 8}}
+    plan = PLAN | {"data": data, "labelled": data, "base": base, "values": [0.5, 0.9], "seeds": [3], "draws": 2}
+    stopped, other = (tmp_path / "study" / "cells" / f"m-{m}-seed3" for m in (0.5, 0.9))
+    stopped.parent.mkdir(parents=True)
+    claim_run(stopped, "new")[1].release()
+    mocokit.ablate(write(tmp_path, plan), tmp_path / "study", quiet=True)
+    found, whole = (yaml.safe_load((run / "config.yaml").read_text()) for run in (stopped, other))
+    assert found["contrast"].pop("m") == 0.5
+    assert whole["contrast"].pop("m") == 0.9
+    assert found == whole
+    assert (found["train"]["batch_size"], found["train"]["seed"]) == (10, 3)

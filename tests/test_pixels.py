@@ -305,6 +305,15 @@ def test_a_cache_of_anything_else_is_made_anew(folder: Counting, tmp_path: Path)
     assert [int(store.pixels.max()) for store in stores] == [1, 2]
 
 
+def test_what_a_killed_start_left_beside_the_cache_goes(folder: Counting, tmp_path: Path) -> None:
+    cache, other = tmp_path / "pixels.u8", tmp_path / ".tmp-0a1b2c3d-other.u8.json"
+    for left in (other, tmp_path / ".tmp-0a1b2c3d-pixels.u8.json"):
+        left.write_text("{")
+    folder.build(cache)
+    names = sorted(path.name for path in tmp_path.iterdir() if path.is_file())
+    assert names == [other.name, "pixels.u8", "pixels.u8.json"]
+
+
 @pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("damage", ["no json", "cut json", "other json", "cut", "longer", "tables", "zeros", "gone"])
 def test_a_torn_cache_is_never_used(

@@ -52,7 +52,7 @@ def ablate(plan_file: str | Path, out: str | Path, *, quiet: bool = False) -> St
     progress = runlog.Progress(quiet=quiet)
 
     def train(settings: Mapping[str, Any], data: str, folder: Path) -> None:
-        if (folder / "run.json").exists():
+        if RunFolder(folder).began:  # not run.json: stopped between the two, nothing says yet how to train
             pretrain(data, folder, resume=True, quiet=True)
             return
         path = folder.with_name(f"{folder.name}.yaml")

@@ -308,6 +308,7 @@ def _room(rows: int, side: int, cache: Path | None) -> UInt8Array:
     if cache is not None:
         files.make_folder(cache.parent)
         files.remove_path(_sidecar(cache))
+        files.sweep_leftovers(_sidecar(cache))
         files.create_memmap(cache, needed)
         return np.asarray(np.memmap(cache, np.uint8, "r+", offset=16 * rows, shape=shape))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
