@@ -24,7 +24,7 @@ def case_lines(record: dict[str, Any]) -> list[str]:
         f"**{case['name']}, {record['precision']}**: {case['backbone']} at {case['fed'] or case['size']} px, batch "
         f"{case['batch']}, K {case['K']}; {record['rounds']} rounds of {record['block']:g} s blocks.",
         "",
-        "| | img/s | mocokit is | 95 % | peak PSS, MiB | " + " | ".join(PARTS) + " | cores | setting |",
+        "| | img/s | mocokit is | 95 % | peak memory, MiB | " + " | ".join(PARTS) + " | cores | setting |",
         "|---|---|---|---|---|" + "---|" * (len(PARTS) + 2),
     ]
     for row in record["rows"]:

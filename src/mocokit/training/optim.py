@@ -187,9 +187,7 @@ def optimizer_tensors(optimizer: Optimizer, trained: Mapping[str, Tensor]) -> di
     return found
 
 
-def load_optimizer_tensors_(
-    optimizer: Optimizer, trained: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
-) -> None:
+def load_optimizer_tensors_(optimizer: Optimizer, trained: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Put what `optimizer_tensors` gave into an optimiser of the same kind, in place of any state it has.
 
     Raises ValueError naming the tensor that is missing, left over or of another shape; the optimiser is unchanged then.
