@@ -54,7 +54,7 @@ CASES = {
         ),
         Case(name="small", backbone="small-cnn-32-64-128"),
         Case(name="medium", backbone="small-cnn-48-96-192"),
-        Case(name="resnet18", backbone="resnet18", batch=64, images=1280, drain=1),
+        Case(name="resnet18", backbone="resnet18", batch=32, images=640, drain=1),
         # The usual stem, as for the 224 px of its views: the small one, usual at the 64 px that it is fed, is 15 times
         # the arithmetic and would leave nothing to see of the views.
         Case(
