@@ -23,9 +23,9 @@ case_of() { # case precision rounds block arms...
 case_of small fp32 6 2 mocokit again encoders plain lightly lightly-same     # about 240
 case_of small bf16 6 2 mocokit encoders lightly lightly-same                 # about 140
 case_of tiny fp32 6 1 mocokit encoders plain lightly                         # about 130
-case_of photos fp32 4 3 mocokit encoders plain lightly                       # about 190
-case_of resnet18 fp32 3 5 mocokit encoders lightly                           # about 180
-case_of resnet18 bf16 3 5 mocokit encoders lightly lightly-same              # about 190
+case_of photos fp32 4 2 mocokit encoders plain lightly                       # about 230
+case_of resnet18 fp32 3 4 mocokit encoders lightly                           # about 200
+case_of resnet18 bf16 3 4 mocokit encoders lightly lightly-same              # about 200
 "$python" -m benchmarks.parts augment --peer-python "$peer" --out "$out"     # about 30
 "$python" -m benchmarks.parts loss --out "$out"                              # about 10
 "$python" -m benchmarks.parts queue --out "$out"                             # about 10

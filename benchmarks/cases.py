@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ class Case:
 
     fed: side that the network shrinks its views to, None for none (a mean over areas, the same in every arm).
     drain: untimed steps at the start of a block, so that no arm begins with more views in store than it keeps up.
-    jpegs: the pictures are files, about `picture` pixels long.
+    jpegs: the pictures are files, about `picture` pixels long. stem: as `EncoderConfig` has it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Case:
     fed: int | None = None
     drain: int = 5
     jpegs: bool = False
+    stem: Literal["auto", "small", "standard"] = "auto"
     T: float = 0.2
     m: float = 0.999
     lr: float = 0.03
@@ -52,9 +54,12 @@ CASES = {
         ),
         Case(name="small", backbone="small-cnn-32-64-128"),
         Case(name="medium", backbone="small-cnn-48-96-192"),
-        Case(name="resnet18", backbone="resnet18", batch=64, images=1280, drain=1),
+        Case(name="resnet18", backbone="resnet18", batch=32, images=640, drain=1),
+        # The usual stem, as for the 224 px of its views: the small one, usual at the 64 px that it is fed, is 15 times
+        # the arithmetic and would leave nothing to see of the views.
         Case(
-            name="photos", backbone="resnet18", size=224, batch=32, images=320, picture=500, fed=64, drain=4, jpegs=True
+            name="photos", backbone="resnet18", size=224, batch=32, images=320, picture=500, fed=64, drain=4,
+            jpegs=True, stem="standard",
         ),
         # speedrun_cifar10.py puts its own pictures in place; T and m are those of the released code's CIFAR notebook.
         Case(name="cifar10", backbone="small-cnn-32-64-128", images=50_000, T=0.1, m=0.99, drain=0),
@@ -69,7 +74,7 @@ CASES = {
 
 def network(case: Case, seed: int) -> Encoder:
     """The case's encoder with its first weights: the same ones in every arm."""
-    config = EncoderConfig(backbone=case.backbone, head=case.head, dim=case.dim)  # type: ignore[arg-type]
+    config = EncoderConfig(backbone=case.backbone, head=case.head, dim=case.dim, stem=case.stem)  # type: ignore[arg-type]
     encoder = build_encoder(config, image_size=case.fed or case.size, seed=seed)
     if case.fed:
         encoder.backbone.trunk = nn.Sequential(nn.AdaptiveAvgPool2d(case.fed), encoder.backbone.trunk)

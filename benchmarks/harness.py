@@ -228,12 +228,12 @@ def tune(contestant: Contestant, settings: Sequence[tuple[int, int]], *, seconds
 
 @contextlib.contextmanager
 def peak_memory(pid: int, *, hertz: float = 20.0) -> Iterator[list[int]]:
-    """A list whose one number is the peak, in bytes, of the summed PSS of a process and its descendants."""
+    """A list whose one number is the peak, in bytes, of what a process and its descendants hold (`held`)."""
     peak, done = [0], threading.Event()
 
     def watch() -> None:
         while not done.is_set():
-            peak[0] = max(peak[0], sum(map(proportional_set, family(pid))))
+            peak[0] = max(peak[0], held(family(pid)))
             done.wait(1 / hertz)
 
     thread = threading.Thread(target=watch)
@@ -255,13 +255,26 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def proportional_set(pid: int) -> int:
-    """Its PSS in bytes: own pages, and of shared ones its share. 0 when it has ended."""
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), 0)
+def held(pids: Sequence[int]) -> int:
+    """Bytes of memory that these processes hold together, whoever else runs on the machine.
+
+    Pages of their own and shared memory by PSS, so that what they share counts once. Pages of files (libraries) count
+    in full and once, as many as the process with most of them has: by PSS they would be the cheaper, the more
+    strangers have the same libraries open, and an arm in the driver's own Python would look smaller than it is.
+    """
+    own, mapped = 0, 0
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            rollup = _fields(Path(f"/proc/{pid}/smaps_rollup"))
+            own += rollup.get("Pss_Anon", 0) + rollup.get("Pss_Shmem", 0)
+            mapped = max(mapped, _fields(Path(f"/proc/{pid}/status")).get("RssFile", 0))
+    return own + mapped
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """The amounts of memory in a file of /proc, in bytes."""
+    rows = (line.split() for line in path.read_text().splitlines())
+    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
 
 
 def interval(ratios: Sequence[float], *, draws: int = 10_000) -> tuple[float, float, float]:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 README = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 PARTS = ("wait", "forward-backward", "loss", "update", "other")
@@ -24,7 +26,7 @@ def case_lines(record: dict[str, Any]) -> list[str]:
         f"**{case['name']}, {record['precision']}**: {case['backbone']} at {case['fed'] or case['size']} px, batch "
         f"{case['batch']}, K {case['K']}; {record['rounds']} rounds of {record['block']:g} s blocks.",
         "",
-        "| | img/s | mocokit is | 95 % | peak PSS, MiB | " + " | ".join(PARTS) + " | cores | setting |",
+        "| | img/s | mocokit is | 95 % | peak memory, MiB | " + " | ".join(PARTS) + " | cores | setting |",
         "|---|---|---|---|---|" + "---|" * (len(PARTS) + 2),
     ]
     for row in record["rows"]:
@@ -38,7 +40,28 @@ def case_lines(record: dict[str, Any]) -> list[str]:
             f"| {row['label']} | {rates[len(rates) // 2]:.0f} | {times} | {between} | {weight} | {shares} "
             f"| {row['cores']:.1f} | {_setting(row)} |"
         )
-    return lines
+    return lines + first_epoch_lines(record)
+
+
+def first_epoch_lines(record: dict[str, Any]) -> list[str]:
+    """Of pictures in files: a row and a sentence on mocokit's first epoch, which decodes them all before it starts.
+
+    The others decode every picture in every epoch: their first is like any other.
+    """
+    case, rows = record["case"], {row["label"]: row for row in record["rows"]}
+    if not case["jpegs"] or "mocokit" not in rows:
+        return []
+    decoding, images = rows["mocokit"]["facts"]["seconds to decode"], case["images"]
+    rates = {label: float(np.median(row["rates"])) for label, row in rows.items()}
+    first = images / (images / rates["mocokit"] + decoding)
+    others = [f"{first / rates[label]:.2f}x {label}" for label in ("plain PyTorch", "lightly") if label in rates]
+    return [
+        f"| mocokit, first epoch | {first:.0f} | {rates['mocokit'] / first:.3f}x |" + " |" * (len(PARTS) + 4),
+        "",
+        f"mocokit decodes all {images} pictures before its first epoch, in {decoding:.1f} s ({images / decoding:.0f} a "
+        "second), and never again; the others decode each in every epoch."
+        + (f" In that first epoch it is {' and '.join(others)}." if others else ""),
+    ]
 
 
 def _setting(row: dict[str, Any]) -> str:

@@ -1,6 +1,8 @@
 import io
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -96,6 +98,37 @@ def test_large_pictures_are_reduced_and_small_ones_never_enlarged() -> None:
     assert fit_picture(smooth, 300) is smooth
     assert fit_picture(noise(1, 500), 10).shape == (1, 10, 3)
     assert fit_picture(noise(500, 2), 100).shape == (100, 1, 3)
+
+
+@pytest.mark.parametrize(("height", "width", "side"), [(375, 500, 256), (500, 375, 200), (1, 39, 10), (200, 200, 199)])
+def test_pictures_are_reduced_as_pillow_does_it(height: int, width: int, side: int) -> None:
+    picture = noise(height, width)
+    picture.setflags(write=False)
+    reduced = fit_picture(picture, side)
+    longer = max(height, width)
+    target = (max(1, round(width * side / longer)), max(1, round(height * side / longer)))
+    expected = np.asarray(Image.fromarray(picture).resize(target, Image.Resampling.BICUBIC))
+    assert reduced.shape == expected.shape
+    apart = np.abs(reduced.astype(int) - expected)
+    assert apart.max() <= 1
+    assert (apart > 0).mean() < 0.05
+
+
+def test_reduced_pictures_are_the_same_bits_whatever_the_processor_can_do() -> None:
+    script = (
+        "import hashlib, numpy as np\n"
+        "from mocokit.data.pixels import fit_picture\n"
+        "noise = np.random.default_rng(0).integers(0, 256, (301, 407, 3), np.uint8)\n"
+        "print(hashlib.sha256(fit_picture(noise, 128).tobytes()).hexdigest())"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", script], env=os.environ | {"ATEN_CPU_CAPABILITY": capability},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for capability in ("default", "avx2")
+    }  # fmt: skip
+    assert len(found) == 1
 
 
 def test_the_side_follows_size_and_pictures(tmp_path: Path) -> None:

@@ -1,78 +1,92 @@
 """The verbs as Python functions. The only room that puts the others together.
 
 Each function does what the command of the same name does, prints progress to stderr unless `quiet`, and raises one
-of the errors of `mocokit.errors`.
+of the errors of `mocokit.errors`. A function's module is loaded when it is first used: training needs neither the
+plots nor the search index, which take as much memory as a small run.
 """
 
-from mocokit.api.checking import Check, check
-from mocokit.api.comparing import compare
-from mocokit.api.data import pack
-from mocokit.api.embedding import embed
-from mocokit.api.evaluating import evaluate, table_and_verdict
-from mocokit.api.exporting import Exported, export, load
-from mocokit.api.finetuning import finetune, predict
-from mocokit.api.judging import search_eval, search_table
-from mocokit.api.listing import RecipeSheet, named_recipes, recipe_sheet
-from mocokit.api.machine import doctor
-from mocokit.api.planning import Plan, plan
-from mocokit.api.pretraining import pretrain
-from mocokit.api.replaying import Replay, replay
-from mocokit.api.reporting import report
-from mocokit.api.searching import (
-    search_add,
-    search_build,
-    search_duplicates,
-    search_query,
-    search_remove,
-)
-from mocokit.api.serving import search_app, search_page, search_serve
-from mocokit.api.stepping import stepper
-from mocokit.api.studies import ablate, lab
-from mocokit.api.transferring import transfer
-from mocokit.api.verifying import Verification, verify
-from mocokit.api.watching import motion
-from mocokit.training.run import Run, load_run
+from __future__ import annotations
 
-__all__ = [
-    "Check",
-    "Exported",
-    "Plan",
-    "RecipeSheet",
-    "Replay",
-    "Run",
-    "Verification",
-    "ablate",
-    "check",
-    "compare",
-    "doctor",
-    "embed",
-    "evaluate",
-    "export",
-    "finetune",
-    "lab",
-    "load",
-    "load_run",
-    "motion",
-    "named_recipes",
-    "pack",
-    "plan",
-    "predict",
-    "pretrain",
-    "recipe_sheet",
-    "replay",
-    "report",
-    "search_add",
-    "search_app",
-    "search_build",
-    "search_duplicates",
-    "search_eval",
-    "search_page",
-    "search_query",
-    "search_remove",
-    "search_serve",
-    "search_table",
-    "stepper",
-    "table_and_verdict",
-    "transfer",
-    "verify",
-]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
+    from mocokit.api.checking import Check as Check
+    from mocokit.api.checking import check as check
+    from mocokit.api.comparing import compare as compare
+    from mocokit.api.data import pack as pack
+    from mocokit.api.embedding import embed as embed
+    from mocokit.api.evaluating import evaluate as evaluate
+    from mocokit.api.evaluating import table_and_verdict as table_and_verdict
+    from mocokit.api.exporting import Exported as Exported
+    from mocokit.api.exporting import export as export
+    from mocokit.api.exporting import load as load
+    from mocokit.api.finetuning import finetune as finetune
+    from mocokit.api.finetuning import predict as predict
+    from mocokit.api.judging import search_eval as search_eval
+    from mocokit.api.judging import search_table as search_table
+    from mocokit.api.listing import RecipeSheet as RecipeSheet
+    from mocokit.api.listing import named_recipes as named_recipes
+    from mocokit.api.listing import recipe_sheet as recipe_sheet
+    from mocokit.api.machine import doctor as doctor
+    from mocokit.api.planning import Plan as Plan
+    from mocokit.api.planning import plan as plan
+    from mocokit.api.pretraining import pretrain as pretrain
+    from mocokit.api.replaying import Replay as Replay
+    from mocokit.api.replaying import replay as replay
+    from mocokit.api.reporting import report as report
+    from mocokit.api.searching import search_add as search_add
+    from mocokit.api.searching import search_build as search_build
+    from mocokit.api.searching import search_duplicates as search_duplicates
+    from mocokit.api.searching import search_query as search_query
+    from mocokit.api.searching import search_remove as search_remove
+    from mocokit.api.serving import search_app as search_app
+    from mocokit.api.serving import search_page as search_page
+    from mocokit.api.serving import search_serve as search_serve
+    from mocokit.api.stepping import stepper as stepper
+    from mocokit.api.studies import ablate as ablate
+    from mocokit.api.studies import lab as lab
+    from mocokit.api.transferring import transfer as transfer
+    from mocokit.api.verifying import Verification as Verification
+    from mocokit.api.verifying import verify as verify
+    from mocokit.api.watching import motion as motion
+    from mocokit.training.run import Run as Run
+    from mocokit.training.run import load_run as load_run
+
+_WHERE = {
+    "mocokit.api.checking": ("Check", "check"),
+    "mocokit.api.comparing": ("compare",),
+    "mocokit.api.data": ("pack",),
+    "mocokit.api.embedding": ("embed",),
+    "mocokit.api.evaluating": ("evaluate", "table_and_verdict"),
+    "mocokit.api.exporting": ("Exported", "export", "load"),
+    "mocokit.api.finetuning": ("finetune", "predict"),
+    "mocokit.api.judging": ("search_eval", "search_table"),
+    "mocokit.api.listing": ("RecipeSheet", "named_recipes", "recipe_sheet"),
+    "mocokit.api.machine": ("doctor",),
+    "mocokit.api.planning": ("Plan", "plan"),
+    "mocokit.api.pretraining": ("pretrain",),
+    "mocokit.api.replaying": ("Replay", "replay"),
+    "mocokit.api.reporting": ("report",),
+    "mocokit.api.searching": ("search_add", "search_build", "search_duplicates", "search_query", "search_remove"),
+    "mocokit.api.serving": ("search_app", "search_page", "search_serve"),
+    "mocokit.api.stepping": ("stepper",),
+    "mocokit.api.studies": ("ablate", "lab"),
+    "mocokit.api.transferring": ("transfer",),
+    "mocokit.api.verifying": ("Verification", "verify"),
+    "mocokit.api.watching": ("motion",),
+    "mocokit.training.run": ("Run", "load_run"),
+}
+_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'mocokit.api' has no attribute '{name}'")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -140,13 +140,23 @@ def _longer_side(source: ImageSource, row: int) -> int:
 
 
 def fit_picture(rgb: UInt8Array, side: int) -> UInt8Array:
-    """Shrink [H, W, 3] until its longer side is at most `side` (antialiased, bicubic); smaller ones stay."""
+    """Shrink [H, W, 3] until its longer side is at most `side` (antialiased, bicubic); smaller ones stay.
+
+    Down to a quarter by torch, in integers: the same bits on every machine, at a fifth of Pillow's time or less and
+    within 1 of its levels (but for hard edges in tall pictures, which Pillow shrinks in the other order). Further by
+    Pillow, which takes means over whole pixels first.
+    """
     height, width = rgb.shape[:2]
     longer = max(height, width)
     if longer <= side:
         return rgb
-    target = (max(1, round(width * side / longer)), max(1, round(height * side / longer)))
-    return np.asarray(Image.fromarray(rgb).resize(target, Image.Resampling.BICUBIC, reducing_gap=2.0))
+    rows, columns = max(1, round(height * side / longer)), max(1, round(width * side / longer))
+    if longer >= 4 * side:
+        picture = Image.fromarray(rgb).resize((columns, rows), Image.Resampling.BICUBIC, reducing_gap=2.0)
+        return np.asarray(picture)
+    pixels = torch.from_numpy(np.require(rgb, requirements=["C", "W"])).permute(2, 0, 1)[None]
+    shrunk = torch.nn.functional.interpolate(pixels, (rows, columns), mode="bicubic", antialias=True)
+    return np.ascontiguousarray(shrunk[0].permute(1, 2, 0).numpy())
 
 
 def build_pixel_store(
@@ -359,7 +369,7 @@ def replacements(index: SampleIndex, bad: Sequence[int]) -> Int64Array:
 def _made_of(source: ImageSource, side: int) -> dict[str, Any]:
     """Everything that decides what the pixels are; a cache made of anything else isn't used."""
     return {
-        "format": "mocokit pixels 1",
+        "format": "mocokit pixels 2",
         "index": source.index.hash,
         "rows": len(source.index),
         "side": side,

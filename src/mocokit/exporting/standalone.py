@@ -161,7 +161,7 @@ def make_transform(facts: dict[str, Any]) -> Transform:
         if max(width, height) > canvas:
             shrink = canvas / max(width, height)
             width, height = max(1, round(width * shrink)), max(1, round(height * shrink))
-            picture = picture.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0)
+            picture = _shrunk(picture, width, height, by_pillow=shrink <= 0.25)
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2
         square = picture.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.BILINEAR)
@@ -175,6 +175,15 @@ def make_clip_transform(facts: dict[str, Any]) -> ClipTransform:
     """Frames of one size -> float32 [3, T, size, size], each as `make_transform` makes it."""
     one = make_transform(facts)
     return lambda frames: torch.stack([one(frame) for frame in frames], 1)
+
+
+def _shrunk(picture: Image.Image, width: int, height: int, *, by_pillow: bool) -> Image.Image:
+    """As training shrinks pictures: by torch's bicubic down to a quarter, further by Pillow's."""
+    if by_pillow:
+        return picture.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0)
+    pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(picture.height, picture.width, 3)
+    levels = nn.functional.interpolate(pixels.permute(2, 0, 1)[None], (height, width), mode="bicubic", antialias=True)
+    return Image.frombytes("RGB", (width, height), bytes(levels[0].permute(1, 2, 0).flatten().tolist()))
 
 
 def _on_white(image: Image.Image) -> Image.Image:

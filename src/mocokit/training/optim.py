@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 Kind = Literal["sgd", "lars", "adamw"]
 
@@ -73,7 +75,41 @@ def lr_at(config: OptimConfig, step: int, total_steps: int, steps_per_epoch: int
     return config.lr * (1.0 + math.cos(math.pi * min(progress, 1.0))) / 2.0
 
 
-class LARS(torch.optim.Optimizer):
+class _Eager(Optimizer):
+    """torch's optimisers without what makes them ready for torch.compile.
+
+    Their methods are wrapped so that the first call imports the compiler: 900 modules, 150 MiB and seconds, for nothing
+    in a run that compiles nothing. What is wrapped is called here as it is.
+    """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's."""
+        inspect.unwrap(Optimizer.add_param_group)(self, param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's."""
+        inspect.unwrap(Optimizer.zero_grad)(self, set_to_none)
+
+
+class SGD(_Eager, torch.optim.SGD):
+    """torch's."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        inspect.unwrap(torch.optim.SGD.step)(self, closure)
+
+
+class AdamW(_Eager, torch.optim.AdamW):
+    """torch's."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        inspect.unwrap(torch.optim.AdamW.step)(self, closure)
+
+
+class LARS(_Eager):
     """Layer-wise adaptive rate scaling (You et al. 2017, arXiv 1708.03888, algorithm 1).
 
     For a layer with weights w, gradient g, weight decay b, momentum m and learning rate lr:
@@ -119,61 +155,25 @@ class LARS(torch.optim.Optimizer):
             torch._foreach_sub_(moving, buffers)
 
 
-class FusedSGD(torch.optim.SGD):
-    """torch's fused SGD, to the last bit, whose later steps are the one call of its kernel.
-
-    torch checks and groups the parameters anew in every step and wraps it for its profiler and for step hooks: several
-    times the cost of the update itself in a small network. There are no step hooks here (`hooked` tells torch so).
-    """
-
-    def __init__(self, params: Iterable[Tensor], *, lr: float, momentum: float, weight_decay: float) -> None:
-        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient. closure: not supported."""
-        assert closure is None
-        moving = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
-        buffers = [[self.state[p].get("momentum_buffer") for p in params] for params in moving]
-        if any(buffer is None for found in buffers for buffer in found):  # the first step, or no momentum
-            super().step()
-            return
-        for group, params, found in zip(self.param_groups, moving, buffers, strict=True):
-            torch._fused_sgd_(
-                params,
-                [p.grad for p in params],
-                found,
-                weight_decay=group["weight_decay"],
-                momentum=group["momentum"],
-                lr=group["lr"],
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-            )
-
-    step.hooked = True  # type: ignore[attr-defined]
-
-
-def build_optimizer(config: OptimConfig, trained: Mapping[str, Tensor]) -> torch.optim.Optimizer:
+def build_optimizer(config: OptimConfig, trained: Mapping[str, Tensor]) -> Optimizer:
     """The optimiser of the named parameters (`EncoderPair.trained`); theta_k is never handed to one.
 
     SGD and AdamW are fused: one kernel for all parameters. On a CPU torch would otherwise loop over them.
     """
     params, lr, decay = list(trained.values()), config.lr, config.weight_decay
     if config.kind == "sgd":
-        return FusedSGD(params, lr=lr, momentum=config.sgd_momentum, weight_decay=decay)
+        return SGD(params, lr=lr, momentum=config.sgd_momentum, weight_decay=decay, fused=True)
     if config.kind == "lars":
         return LARS(params, lr=lr, momentum=config.sgd_momentum, weight_decay=decay, trust=config.trust)
-    return torch.optim.AdamW(params, lr=lr, weight_decay=decay, fused=True)
+    return AdamW(params, lr=lr, weight_decay=decay, fused=True)
 
 
 _STATE = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "step": "step"}
 """Names in a checkpoint -> torch's own."""
-_OF_KIND = {FusedSGD: ("momentum",), LARS: ("momentum",), torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step")}
+_OF_KIND = {SGD: ("momentum",), LARS: ("momentum",), AdamW: ("exp_avg", "exp_avg_sq", "step")}
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: Optimizer, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The optimiser's state by name: `momentum.<parameter>`, or `exp_avg.`, `exp_avg_sq.` and `step.<parameter>`.
 
     trained: the parameters it was built for. One that has had no update yet has no state.
@@ -187,9 +187,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, trained: Mapping[str, Te
     return found
 
 
-def load_optimizer_tensors_(
-    optimizer: torch.optim.Optimizer, trained: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
-) -> None:
+def load_optimizer_tensors_(optimizer: Optimizer, trained: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Put what `optimizer_tensors` gave into an optimiser of the same kind, in place of any state it has.
 
     Raises ValueError naming the tensor that is missing, left over or of another shape; the optimiser is unchanged then.
@@ -223,8 +221,8 @@ def load_optimizer_tensors_(
     optimizer.state.update(states)
 
 
-def buffers_per_parameter(optimizer: torch.optim.Optimizer) -> int:
+def buffers_per_parameter(optimizer: Optimizer) -> int:
     """How many tensors of its size the optimiser keeps for each parameter once it has taken a step."""
-    if isinstance(optimizer, torch.optim.AdamW):
+    if isinstance(optimizer, AdamW):
         return 2
     return 1 if optimizer.defaults["momentum"] or isinstance(optimizer, LARS) else 0

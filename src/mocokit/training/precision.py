@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mocokit.contrast.encoders import Encoder
 from mocokit.errors import UsageError
+from mocokit.training.allocator import release_freed_memory
 
 Precision = Literal["auto", "fp32", "bf16"]
 Layout = Literal["auto", "contiguous", "channels-last"]
@@ -88,6 +89,7 @@ def choose_execution(encoder: Encoder, sample: Tensor, wanted: ExecutionConfig, 
         for arm in arms:
             apply_execution(encoder, arm)
             seconds.append(time_step(encoder, sample))
+            release_freed_memory()  # layouts and precisions leave pieces that the next has no use for
     # A gain below 5 % is noise: the plainer arm keeps its place.
     best = 0
     for index in range(1, len(arms)):
@@ -99,6 +101,7 @@ def choose_execution(encoder: Encoder, sample: Tensor, wanted: ExecutionConfig, 
         apply_execution(encoder, chosen)
         with num_threads(1):
             alone = time_step(encoder, sample)
+        release_freed_memory()
         timings += f" with {chosen.threads} threads; {alone * 1e3:.3g} ms with one"
         if fastest > WORTH_THREADS * alone:
             chosen, fastest = replace(chosen, threads=1), alone
