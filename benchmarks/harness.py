@@ -24,6 +24,8 @@ import numpy as np
 from benchmarks.arms import Order
 from numpy.typing import NDArray
 
+from mocokit.cli import SPINS
+
 ROOT = Path(__file__).resolve().parent.parent
 GATE_TOLERANCE = 1e-5
 
@@ -43,6 +45,8 @@ class Child:
         }
         if keep_memory:  # what mocokit asks of the C library from inside (training/allocator.py)
             environment |= {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
+        if keep_memory or arm in ("mocokit", "encoders"):  # what the command line sets
+            environment |= {"GOMP_SPINCOUNT": SPINS}
         command = ["taskset", "-c", ",".join(map(str, cpus)), python, "-m", "benchmarks.child", arm]
         self.process = subprocess.Popen(
             [*command, json.dumps(asdict(order))],

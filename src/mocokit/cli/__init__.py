@@ -57,8 +57,15 @@ __all__ = [
 ]
 
 
+SPINS = "10000"
+"""Turns that a thread of torch waits awake for more work (GOMP_SPINCOUNT): tens of microseconds, longer than it is
+between two operations. By default it is milliseconds, in which the thread holds the core that makes views."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is imported, which is later
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words or bool(os.environ.get("MOCOKIT_DEBUG"))
     words = [word for word in words if word != "--debug"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,9 @@ from mocokit.errors import OutOfMemoryError, is_out_of_memory
 
 Rows = npt.NDArray[np.int64]
 
+_TOGETHER = 2**18
+"""Pixels up to which views of several steps are made at once between the steps."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -35,6 +38,17 @@ class Batch:
     ids: Tensor
     groups: Tensor
     rows: Rows
+
+    def cut(self, steps: range) -> list[Batch]:
+        """This batch as those of several steps, in equal parts."""
+        if len(steps) == 1:
+            return [self]
+        size = len(self.rows) // len(steps)
+        parts = [slice(start, start + size) for start in range(0, len(self.rows), size)]
+        return [
+            Batch(step, self.x_q[at], self.x_k[at], self.ids[at], self.groups[at], self.rows[at])
+            for step, at in zip(steps, parts, strict=True)
+        ]
 
     def to(self, device: torch.device) -> Batch:
         """The same batch with its tensors on a device."""
@@ -90,14 +104,20 @@ class BatchLoader:
 
     def make(self, step: int) -> Batch:
         """The batch of one step, from nothing but its number. Raises OutOfMemoryError naming images."""
-        rows = self.plan.rows(step)
+        return self.make_together(range(step, step + 1))[0]
+
+    def make_together(self, steps: range) -> list[Batch]:
+        """The batches of steps of one epoch by one call. Raises OutOfMemoryError naming images."""
+        rows = np.concatenate([self.plan.rows(step) for step in steps])
         try:
-            return self.of_rows(rows, step)
+            whole = self.of_rows(rows, steps[0])
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
+            which = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
             named = ", ".join(repr(self.index.names[row]) for row in rows[:3].tolist())
-            raise OutOfMemoryError(f"views of step {step} ({len(rows)} images: {named} ...) were being made") from error
+            raise OutOfMemoryError(f"views of {which} ({len(rows)} images: {named} ...) were being made") from error
+        return whole.cut(steps)
 
     def of_rows(self, rows: Rows, step: int) -> Batch:
         """The batch that these rows (int64 [N]) make at a step; it is the epoch that decides their views."""
@@ -115,6 +135,26 @@ class BatchLoader:
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """The batches of steps start ... stop - 1."""
         if self.workers == 0:
-            yield from map(self.make, range(start, stop))
+            for steps in self._groups(start, stop):
+                yield from self._in_their_place(steps)
             return
         yield from in_order(self.make, range(start, stop), workers=self.workers, ahead=self.workers, name="views")
+
+    def _in_their_place(self, steps: range) -> Iterable[Batch]:
+        """`make_together`; where one batch can't be made, those before it still come, and then its error."""
+        try:
+            return self.make_together(steps)
+        except Exception:
+            if len(steps) == 1:
+                raise
+        return map(self.make, steps)
+
+    def _groups(self, start: int, stop: int) -> Iterator[range]:
+        """Steps whose batches are made by one call: small ones share what every call costs, none crosses an epoch."""
+        frames = self.store.source.config.frames if isinstance(self.store, ClipStore) else 1
+        count = max(1, _TOGETHER // (2 * self.plan.block * frames * self.views.size**2))
+        while start < stop:
+            epoch_end = (start // self.plan.steps_per_epoch + 1) * self.plan.steps_per_epoch
+            end = min(start + count, stop, epoch_end)
+            yield range(start, end)
+            start = end

@@ -18,7 +18,7 @@ from mocokit.data.view_parameters import ViewParameters, draw_parameters
 from mocokit.data.view_recipes import ViewConfig
 
 _TILE = {"cpu": 2**19, "cuda": 2**24}  # float32 elements rendered at a time; on a CPU they should stay in the cache
-_WORTH_A_THREAD = 2**16  # pixels of all views below which handing some to a further thread costs more than it saves
+_WORTH_A_THREAD = 2**14  # pixels of all views below which handing some to a further thread costs more than it saves
 
 
 def render(config: ViewConfig, images_u8: Tensor, parameters: ViewParameters, *, threads: int = 1) -> Tensor:

@@ -95,13 +95,13 @@ class TimedLoader(BatchLoader):
     made, seconds = 0, 0.0
     _lock = threading.Lock()
 
-    def make(self, step: int) -> Batch:
-        """The batch of one step, as `BatchLoader.make`."""
+    def make_together(self, steps: range) -> list[Batch]:
+        """As `BatchLoader.make_together`."""
         start = time.perf_counter()
-        batch = super().make(step)
+        batches = super().make_together(steps)
         with self._lock:
-            self.made, self.seconds = self.made + 1, self.seconds + time.perf_counter() - start
-        return batch
+            self.made, self.seconds = self.made + len(batches), self.seconds + time.perf_counter() - start
+        return batches
 
     def restart(self) -> None:
         """Forget what was measured."""
