@@ -66,7 +66,7 @@ def choose_execution(encoder: Encoder, sample: Tensor, wanted: ExecutionConfig, 
 
     sample: float32 [N, 3, H, W], a batch as training will see it. Precision and layout are decided by timing a few
     forward and backward passes. bfloat16 is chosen only where the hardware has it and a step is at least 5 % faster
-    for it. On a CPU, threads None: all that torch would use where they make a step a quarter faster than one does,
+    for it. On a CPU, threads None: all that torch would use where they make a step a tenth shorter than one does,
     else one, which leaves the other cores to the views. Compiling is tried only where `steps` of them take 20
     minutes or more: the trial alone takes about one. Leaves the encoder's weights, statistics and gradients as they
     were. Raises UsageError where compiling is asked for and can't be done.
@@ -112,7 +112,7 @@ def choose_execution(encoder: Encoder, sample: Tensor, wanted: ExecutionConfig, 
     return _try_compiling(encoder, sample, chosen, fastest, steps) if chosen.compile == "auto" else chosen
 
 
-WORTH_THREADS = 0.8
+WORTH_THREADS = 0.9
 """Share of one thread's time that a step on all of them may take at most to be worth them."""
 LONG_RUN = 20 * 60
 """Seconds of forward and backward passes from which on trying torch.compile can pay."""
