@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every measurement of benchmarks/README.md, in at most 25 minutes on two idle cores.
+# Every measurement of benchmarks/README.md, in about 35 minutes on two idle cores.
 #
 #   sh benchmarks/all.sh PYTHON PEER_PYTHON [DIR]     from the repository's root; DIR: default benchmarks/results
 #

@@ -85,7 +85,7 @@ def refused(result: tuple[int, str, str], code: int, *says: str) -> str:
 
 # --------------------------------------------------------------------------------------------- help is cheap
 
-HEAVY = "{'torch', 'torchvision', 'timm', 'numpy', 'sklearn', 'matplotlib', 'yaml', 'PIL', 'pyarrow', 'faiss'}"
+HEAVY = "{'torch', 'torchvision', 'timm', 'numpy', 'numba', 'sklearn', 'matplotlib', 'yaml', 'PIL', 'pyarrow', 'faiss'}"
 
 
 @pytest.mark.parametrize(

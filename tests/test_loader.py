@@ -173,6 +173,20 @@ def test_a_row_that_cannot_be_read_goes_by_the_id_of_the_one_it_shows(source: Im
     assert seen == set(range(S))
 
 
+@pytest.mark.parametrize(("batch", "size"), [(3, 5), (8, 7), (4, 16)])
+def test_batches_start_in_memory_as_if_each_were_alone(
+    source: ImageSource, store: PixelStore, batch: int, size: int
+) -> None:
+    plan = BatchPlan(source.index.ids, batch, 0)
+    one = BatchLoader(store, source.index, dataclasses.replace(VIEWS, size=size), plan, workers=0)
+    for made in one.batches(1, 6):
+        alone = one.make(made.step)
+        assert (made.step, made.rows.tolist()) == (alone.step, alone.rows.tolist())
+        for ours, expected in ((made.x_q, alone.x_q), (made.x_k, alone.x_k)):
+            assert torch.equal(ours, expected)
+            assert ours.data_ptr() % 64 == expected.data_ptr() % 64 == 0
+
+
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_an_error_while_making_a_batch_comes_out_in_its_place(source: ImageSource, workers: int) -> None:
     short = build_pixel_store(source.subset(np.arange(40)), side=16)  # the pixels of rows 40 to 52 are not there

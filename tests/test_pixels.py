@@ -100,7 +100,10 @@ def test_large_pictures_are_reduced_and_small_ones_never_enlarged() -> None:
     assert fit_picture(noise(500, 2), 100).shape == (100, 1, 3)
 
 
-@pytest.mark.parametrize(("height", "width", "side"), [(375, 500, 256), (500, 375, 200), (1, 39, 10), (200, 200, 199)])
+@pytest.mark.parametrize(
+    ("height", "width", "side"),
+    [(375, 500, 256), (500, 375, 200), (1, 39, 10), (168, 1, 77), (60, 2, 20), (200, 200, 199)],
+)
 def test_pictures_are_reduced_as_pillow_does_it(height: int, width: int, side: int) -> None:
     picture = noise(height, width)
     picture.setflags(write=False)
@@ -118,8 +121,9 @@ def test_reduced_pictures_are_the_same_bits_whatever_the_processor_can_do() -> N
     script = (
         "import hashlib, numpy as np\n"
         "from mocokit.data.pixels import fit_picture\n"
-        "noise = np.random.default_rng(0).integers(0, 256, (301, 407, 3), np.uint8)\n"
-        "print(hashlib.sha256(fit_picture(noise, 128).tobytes()).hexdigest())"
+        "for height, width, side in ((301, 407, 128), (168, 1, 77), (60, 2, 20), (500, 9, 130)):\n"
+        "    noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)\n"
+        "    print(hashlib.sha256(fit_picture(noise, side).tobytes()).hexdigest())"
     )
     found = {
         subprocess.run(

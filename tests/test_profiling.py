@@ -12,8 +12,20 @@ import torch
 
 from mocokit.api import pretrain
 from mocokit.contrast.encoders import EncoderConfig
+from mocokit.data.loader import BatchPlan
+from mocokit.data.pixels import build_pixel_store
+from mocokit.data.sources import open_source
+from mocokit.data.views import view_recipe
 from mocokit.training.precision import ExecutionConfig
-from mocokit.training.profiling import PARTS, Profile, StepClock
+from mocokit.training.profiling import (
+    MEASURED_STEPS,
+    PARTS,
+    WARM_STEPS,
+    Profile,
+    RunProfiler,
+    StepClock,
+    TimedLoader,
+)
 from mocokit.training.state import make_encoder
 from tests.toy import OPTIONS, npz
 
@@ -86,6 +98,30 @@ def test_a_profiled_run_has_the_same_bits_and_tells_its_split(
     assert "Profile of 50 steps of 8 images" in told
     assert told.count("Bound by") == 1
     assert all(words in told for words in PARTS.values())
+
+
+def test_views_of_many_steps_made_at_once_are_shared_out(tmp_path: Path) -> None:
+    """All of an epoch's views are made before its first step: no step waits for those of the others."""
+    told: list[str] = []
+    data = npz(tmp_path / "data.npz")
+    source = open_source(data)
+    config = view_recipe("moco-v2", 8)
+    loader = TimedLoader(
+        build_pixel_store(source, side=16), source.index, config, BatchPlan(source.index.ids, 1, 0), workers=0
+    )
+    profiler = RunProfiler(loader, 1, EXECUTION, told.append)
+    profiler.mark("wait")
+    for _ in loader.batches(0, WARM_STEPS + MEASURED_STEPS):
+        profiler.mark("other")
+        time.sleep(0.001)
+        profiler.end_step()
+        profiler.mark("wait")
+    assert loader.plan.steps_per_epoch >= 40
+    assert profiler.profile is not None
+    assert profiler.profile.steps == MEASURED_STEPS
+    waited = profiler.profile.seconds["wait"] / MEASURED_STEPS
+    assert waited == pytest.approx(profiler.profile.augment)
+    assert 0 < waited < profiler.profile.seconds["other"] / MEASURED_STEPS
 
 
 def test_a_run_that_ends_early_tells_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

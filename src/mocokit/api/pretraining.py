@@ -225,8 +225,8 @@ def _pretrain(
         encoder = make_encoder(config.encoder, config.views.size, config.train.seed).to(device)
     begin = functools.partial(begin_from_weights, config, encoder, run, progress, resume=stored is not None)
     config = ranks.first_then_others("reading the weights to start from", begin, begin)
-    progress.show("compiling the loops that make views (once on a machine)")
-    compile_views()
+    make_ready = functools.partial(_compile_views, progress)
+    ranks.first_then_others("compiling the loops that make views", make_ready, make_ready)
     if stored is None:
         config = _measured(config, from_file.get("views", {}), store)
         loader = BatchLoader(store, source.index, config.views, batch_plan, workers=0)
@@ -366,6 +366,11 @@ def _check_shares(config: RunConfig, ranks: Ranks) -> None:
             f"`bn_groups: {groups}` must divide the {train.batch_size // parts} images that a rank has at once: keys "
             "are shuffled over all groups of all ranks."
         )
+
+
+def _compile_views(progress: runlog.Progress) -> None:
+    progress.show("making ready to make views (loops are compiled once on a machine)")
+    compile_views()
 
 
 def _measured(config: RunConfig, named: Mapping[str, Any], store: Store) -> RunConfig:

@@ -58,8 +58,9 @@ __all__ = [
 
 
 SPINS = "10000"
-"""Turns that a thread of torch waits awake for more work (GOMP_SPINCOUNT): tens of microseconds, longer than it is
-between two operations. By default it is milliseconds, in which the thread holds the core that makes views."""
+"""Turns that a thread of libgomp, torch's on Linux, waits awake for more work (GOMP_SPINCOUNT): a quarter of a
+millisecond, longer than it is between two operations. By default it is milliseconds, in which the thread holds the core
+that makes views."""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -39,33 +39,59 @@ def draw_stretches(
 
 
 def make_clip_views(
-    config: ViewConfig, store: ClipStore, rows: Int64Array, ids: Int64Array, *, seed: int, epoch: int
+    config: ViewConfig,
+    store: ClipStore,
+    rows: Int64Array,
+    ids: Int64Array,
+    *,
+    seed: int,
+    epoch: int,
+    threads: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Two views of B clips, float32 [B, 3, T, size, size] each. rows: clips that could be read; ids: int64 [B]."""
-    x_q, x_k = (_clip_view(config, store, rows, ids, seed=seed, epoch=epoch, view=view) for view in (0, 1))
-    return x_q, x_k
+    """Two views of B clips, float32 [B, 3, T, size, size] each. rows: clips that could be read; ids: int64 [B].
+
+    threads: as in make_views.
+    """
+    drawn = {"seed": seed, "epoch": epoch, "threads": threads}
+    return _clip_view(config, store, rows, ids, view=0, **drawn), _clip_view(config, store, rows, ids, view=1, **drawn)
 
 
 def _clip_view(
-    config: ViewConfig, store: ClipStore, rows: Int64Array, ids: Int64Array, *, seed: int, epoch: int, view: int
+    config: ViewConfig,
+    store: ClipStore,
+    rows: Int64Array,
+    ids: Int64Array,
+    *,
+    seed: int,
+    epoch: int,
+    view: int,
+    threads: int,
 ) -> Tensor:
     start, stride = draw_stretches(store, rows, ids, seed=seed, epoch=epoch, view=view)
     clips, extents = store.cut(store.source.video[rows], start, stride)
-    return moved_view(config, clips, extents, ids, seed=seed, epoch=epoch, view=view)
+    return moved_view(config, clips, extents, ids, seed=seed, epoch=epoch, view=view, threads=threads)
 
 
 def moved_view(
-    config: ViewConfig, pixels: Tensor, extents: Tensor, ids: Int64Array, *, seed: int, epoch: int, view: int
+    config: ViewConfig,
+    pixels: Tensor,
+    extents: Tensor,
+    ids: Int64Array,
+    *,
+    seed: int,
+    epoch: int,
+    view: int,
+    threads: int = 1,
 ) -> Tensor:
     """One view of pictures uint8 [B, 3, side, side], or of clips [B, 3, T, side, side] whose frames share their draw.
 
     extents: int64 [B, 2], height and width. Returns float32 [B, 3, size, size] or [B, 3, T, size, size].
     """
     if pixels.ndim == 4:
-        return make_views(config, pixels, extents, ids, seed=seed, epoch=epoch, views=(view,))[0]
+        return make_views(config, pixels, extents, ids, seed=seed, epoch=epoch, views=(view,), threads=threads)[0]
     drawn = draw_parameters(config, extents.numpy(), ids, seed=seed, epoch=epoch, views=(view,))
     B, T = len(pixels), pixels.shape[2]
     frames = pixels.transpose(1, 2).flatten(0, 1)
     each = drawn.take(np.repeat(np.arange(B), T))
-    x = render(config, frames, each)[0]
+    x = render(config, frames, each, threads=threads)[0]
     return x.view(B, T, *x.shape[1:]).transpose(1, 2).contiguous()

@@ -60,7 +60,8 @@ def crop_resize(images: Tensor, boxes: IntArray, flip: BoolArray, size: int) -> 
     x = _weighted_lines(columns, index[1] + picture % batch * side, share[1])
     rows = x.view(count, size, 3, side).permute(0, 3, 2, 1).contiguous().view(count * side, 3 * size)
     x = _weighted_lines(rows, index[0] + picture * side, share[0])
-    return x.view(count, size, 3, size).permute(0, 2, 1, 3).contiguous().div_(255)
+    x = x.view(count, size, 3, size).permute(0, 2, 1, 3).contiguous()
+    return x.div_(torch.tensor(255.0, device=device))  # a number would be multiplied by its reciprocal on a GPU
 
 
 def _weighted_lines(lines: Tensor, index: Tensor, share: Tensor) -> Tensor:

@@ -40,13 +40,11 @@ class Batch:
     rows: Rows
 
     def cut(self, steps: range) -> list[Batch]:
-        """This batch as those of several steps, in equal parts."""
-        if len(steps) == 1:
-            return [self]
+        """This batch as those of several steps, in equal parts, each on memory aligned as if it were alone."""
         size = len(self.rows) // len(steps)
         parts = [slice(start, start + size) for start in range(0, len(self.rows), size)]
         return [
-            Batch(step, self.x_q[at], self.x_k[at], self.ids[at], self.groups[at], self.rows[at])
+            Batch(step, _aligned(self.x_q[at]), _aligned(self.x_k[at]), self.ids[at], self.groups[at], self.rows[at])
             for step, at in zip(steps, parts, strict=True)
         ]
 
@@ -61,6 +59,11 @@ class Batch:
             ids=self.ids.to(device),
             groups=self.groups.to(device),
         )
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """x, copied where it does not start as new memory does: the bits of a matrix product can depend on that."""
+    return x if x.data_ptr() % 64 == 0 else x.clone()
 
 
 class BatchPlan:
@@ -124,11 +127,11 @@ class BatchLoader:
         shown = self.store.replaced[rows]  # a row that can't be read shows another one; its id goes with it
         ids = self.index.ids[shown]
         seed, epoch = self.plan.seed, step // self.plan.steps_per_epoch
+        threads = 1 if self.workers else torch.get_num_threads()
         if isinstance(self.store, ClipStore):
-            x_q, x_k = make_clip_views(self.views, self.store, shown, ids, seed=seed, epoch=epoch)
+            x_q, x_k = make_clip_views(self.views, self.store, shown, ids, seed=seed, epoch=epoch, threads=threads)
         else:
             pixels, extents = self.store.batch(rows)
-            threads = 1 if self.workers else torch.get_num_threads()
             x_q, x_k = make_views(self.views, pixels, extents, ids, seed=seed, epoch=epoch, threads=threads)
         return Batch(step, x_q, x_k, torch.from_numpy(ids), torch.from_numpy(self.index.groups[shown]), rows)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mocokit.data.compiling import compiled, compiled_ufunc
+from mocokit.data.compiling import compiled
 
 UInt64Array = npt.NDArray[np.uint64]
 FloatArray = npt.NDArray[np.float64]
@@ -31,10 +31,11 @@ def _finalise(x: Any) -> Any:
     return x ^ (x >> np.uint64(31))
 
 
-@compiled_ufunc("uint64(uint64, uint64)")
-def _hashed(state: Any, word: Any) -> Any:
-    """The state after one more word; the arguments are broadcast together."""
-    return _finalise((state + np.uint64(_GAMMA)) ^ _finalise(word + np.uint64(_GAMMA)))
+@compiled
+def _absorb(state: UInt64Array, words: UInt64Array) -> None:
+    """Each state [n] after one more word [n], in place."""
+    for i in range(state.shape[0]):
+        state[i] = _finalise((state[i] + np.uint64(_GAMMA)) ^ _finalise(words[i] + np.uint64(_GAMMA)))
 
 
 def hash_words(*words: int | npt.NDArray[np.int64] | UInt64Array) -> UInt64Array:
@@ -45,7 +46,9 @@ def hash_words(*words: int | npt.NDArray[np.int64] | UInt64Array) -> UInt64Array
             value: UInt64Array = np.array([word & _MASK], np.uint64)
         else:
             value = np.atleast_1d(word).astype(np.uint64, copy=False)
-        state = _hashed(state, value)
+        shape = np.broadcast_shapes(state.shape, value.shape)
+        state = np.array(np.broadcast_to(state, shape), order="C")
+        _absorb(state.reshape(-1), np.ascontiguousarray(np.broadcast_to(value, shape)).reshape(-1))
     return state
 
 

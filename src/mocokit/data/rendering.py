@@ -1,10 +1,11 @@
 """Parameters become pictures: on a CPU by compiled loops, picture by picture; elsewhere by tensors, all at once.
 
-The two give the same bits (see fused_ops.py), so nothing depends on which of them ran.
+On a CPU the two give the same bits (see fused_ops.py): the tensors are the definition.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -38,20 +39,34 @@ def render_compiled(config: ViewConfig, images_u8: Tensor, p: ViewParameters, *,
     shares = image_ops.gaussian_shares(p.sigma[is_blurred], config.blur_kernel)
     blurred = np.where(is_blurred, np.cumsum(is_blurred) - 1, -1)
 
-    def part(rows: slice) -> None:
-        x = pixels[rows]
-        fused_ops.crop_resize(images, source[rows], p.boxes[rows], p.flip[rows], x)
-        if config.moves:
-            out[rows] = image_ops.affine(out[rows], p.inverse[rows])
-        fused_ops.colour(
-            x, p.swap[rows], p.grey[rows], config.grayscale_first, p.order[rows], factors[rows], blurred[rows], shares,
-            p.solarize[rows],
-        )  # fmt: skip
-        if config.noise > 0:
-            image_ops.noise_(out[rows], p.noise_key[rows], config.noise)
-        fused_ops.normalise(x, mean, std)
+    def crop(rows: slice) -> None:
+        fused_ops.crop_resize(images, source[rows], p.boxes[rows], p.flip[rows], pixels[rows])
 
-    spread(part, count, threads=threads if out[:, 0].numel() >= _WORTH_A_THREAD else 1)
+    def colour(rows: slice) -> None:
+        fused_ops.colour(
+            pixels[rows], p.swap[rows], p.grey[rows], config.grayscale_first, p.order[rows], factors[rows],
+            blurred[rows], shares, p.solarize[rows],
+        )  # fmt: skip
+
+    def normalise(rows: slice) -> None:
+        fused_ops.normalise(pixels[rows], mean, std)
+
+    def all_of_it(rows: slice) -> None:
+        crop(rows)
+        colour(rows)
+        normalise(rows)
+
+    share = functools.partial(spread, count=count, threads=threads if out[:, 0].numel() >= _WORTH_A_THREAD else 1)
+    if not config.moves and config.noise == 0:
+        share(all_of_it)
+        return out.view(-1, batch, 3, size, size)
+    share(crop)  # what is not compiled has threads of its own and is done in between
+    if config.moves:
+        out.copy_(image_ops.affine(out, p.inverse))
+    share(colour)
+    if config.noise > 0:
+        image_ops.noise_(out, p.noise_key, config.noise)
+    share(normalise)
     return out.view(-1, batch, 3, size, size)
 
 

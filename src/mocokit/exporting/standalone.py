@@ -161,7 +161,7 @@ def make_transform(facts: dict[str, Any]) -> Transform:
         if max(width, height) > canvas:
             shrink = canvas / max(width, height)
             width, height = max(1, round(width * shrink)), max(1, round(height * shrink))
-            picture = _shrunk(picture, width, height, by_pillow=shrink <= 0.25)
+            picture = _shrunk(picture, width, height, by_pillow=shrink <= 0.25 or min(width, height) == 1)
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2
         square = picture.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.BILINEAR)

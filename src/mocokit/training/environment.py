@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-_PACKAGES = ("mocokit", "torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "scikit-learn", "pyarrow")
+_PACKAGES = (
+    "mocokit", "torch", "torchvision", "timm", "numpy", "numba", "pillow", "safetensors", "scikit-learn", "pyarrow",
+)  # fmt: skip
 
 
 def environment() -> dict[str, Any]:

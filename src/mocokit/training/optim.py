@@ -104,7 +104,8 @@ class SGD(_Eager, torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
+        """One update of every parameter that has a gradient. closure: not supported."""
+        assert closure is None
         moving = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
         buffers = [[self.state[p].get("momentum_buffer") for p in params] for params in moving]
         if any(buffer is None for found in buffers for buffer in found):  # the first step, or no momentum
@@ -112,10 +113,9 @@ class SGD(_Eager, torch.optim.SGD):
             return
         for group, params, found in zip(self.param_groups, moving, buffers, strict=True):
             gradients = [p.grad for p in params if p.grad is not None]
-            named = {
-                name: group[name] for name in ("lr", "momentum", "weight_decay", "dampening", "nesterov", "maximize")
-            }
-            sgd(params, gradients, found, fused=True, **named)
+            sgd(params, gradients, found, fused=True, **{name: group[name] for name in _SGD_SETTINGS})
+
+    step.hooked = True  # type: ignore[attr-defined]  # nobody hooks in: torch then wraps nothing around it
 
 
 class AdamW(_Eager, torch.optim.AdamW):

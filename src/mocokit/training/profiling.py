@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -90,18 +89,27 @@ class StepClock:
 
 
 class TimedLoader(BatchLoader):
-    """A loader that adds up what its batches cost: `made` batches in `seconds`, on the threads that make them."""
+    """A loader that adds up what the batches taken from it cost to make: `made` batches, `seconds`."""
 
     made, seconds = 0, 0.0
-    _lock = threading.Lock()
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._cost: dict[int, float] = {}  # of the batches that are made and not taken, by step
 
     def make_together(self, steps: range) -> list[Batch]:
         """As `BatchLoader.make_together`."""
         start = time.perf_counter()
         batches = super().make_together(steps)
-        with self._lock:
-            self.made, self.seconds = self.made + len(batches), self.seconds + time.perf_counter() - start
+        each = (time.perf_counter() - start) / len(batches)
+        self._cost |= dict.fromkeys(steps, each)
         return batches
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        """As `BatchLoader.batches`."""
+        for batch in super().batches(start, stop):
+            self.made, self.seconds = self.made + 1, self.seconds + self._cost.pop(batch.step)
+            yield batch
 
     def restart(self) -> None:
         """Forget what was measured."""
@@ -231,10 +239,13 @@ class RunProfiler:
         if self.profile is not None or not (self.clock.steps and self.loader.made):
             return
         self.clock.mark("other")
+        seconds = dict(self.clock.seconds)
+        if self.loader.workers == 0:  # views of several steps may be made in one of them: each step bears its share
+            seconds["wait"] = self.loader.seconds
         self.profile = Profile(
             self.clock.steps,
             self.batch_size,
-            dict(self.clock.seconds),
+            seconds,
             self.loader.seconds / self.loader.made,
             self.loader.workers,
             self.clock.cpu,
