@@ -107,6 +107,19 @@ def test_nothing_heavy_is_imported_before_there_is_work(statement: str) -> None:
     assert done.stdout.splitlines()[-1] == "heavy: []"
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_threads_of_libgomp_are_let_sleep_unless_the_user_has_decided(before: dict[str, str], after: str) -> None:
+    inherited = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    script = "import os; from mocokit.cli import main; main(['--version']); print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=inherited | before, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == after
+
+
 def test_every_public_name_is_there() -> None:
     assert all(getattr(mocokit, name) is not None for name in mocokit.__all__)
     assert dir(mocokit) == mocokit.__all__

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -270,3 +272,20 @@ def test_the_schedule_knows_no_batch_size_and_no_kind() -> None:
         assert course[20] == 4.8
         assert course[:20] == pytest.approx([4.8 * (step + 1) / 21 for step in range(20)])
         assert course[60] == pytest.approx(2.4)
+
+
+def test_updates_do_not_import_the_compiler() -> None:
+    """It takes 150 MiB and a second or two, which a run that compiles nothing would pay for nothing."""
+    script = (
+        "import sys, torch\n"
+        "from mocokit.training.optim import OptimConfig, build_optimizer\n"
+        "for kind in ('sgd', 'lars', 'adamw'):\n"
+        "    w = torch.ones(3, requires_grad=True)\n"
+        "    optimizer = build_optimizer(OptimConfig(kind=kind), {'w': w})\n"
+        "    for _ in range(3):\n"
+        "        w.square().sum().backward()\n"
+        "        optimizer.step()\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
