@@ -3,3 +3,10 @@
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for the processes that tests start
+
+from mocokit.data.rendering import compile_views
+
+
+def pytest_configure() -> None:
+    """Compile the view loops now (once on a machine): tests that kill a process at some moment need it to be training."""
+    compile_views()
