@@ -8,5 +8,5 @@ from mocokit.data.rendering import compile_views
 
 
 def pytest_configure() -> None:
-    """Compile the view loops now (once on a machine): tests that kill a process at some moment need it to be training."""
+    """Compile the view loops now (once on a machine): tests that kill a process expect it to be training by then."""
     compile_views()
