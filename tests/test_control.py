@@ -14,7 +14,8 @@ from mocokit.training.run import Run
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, LabelledData]:
     folder = tmp_path_factory.mktemp("digits") / "run"
-    run = mocokit.pretrain("moved-digits", folder, epochs=1, backbone="small-cnn-8-16", threads=1, quiet=True)
+    fixed = {"threads": 1, "precision": "fp32", "layout": "contiguous"}  # what is timed could differ from run to run
+    run = mocokit.pretrain("moved-digits", folder, epochs=1, backbone="small-cnn-8-16", quiet=True, **fixed)
     return run, open_labelled("moved-digits", size=run.config.views.size)
 
 

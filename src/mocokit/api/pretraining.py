@@ -225,8 +225,7 @@ def _pretrain(
         encoder = make_encoder(config.encoder, config.views.size, config.train.seed).to(device)
     begin = functools.partial(begin_from_weights, config, encoder, run, progress, resume=stored is not None)
     config = ranks.first_then_others("reading the weights to start from", begin, begin)
-    make_ready = functools.partial(_compile_views, progress)
-    ranks.first_then_others("compiling the loops that make views", make_ready, make_ready)
+    _compile_views(progress)
     if stored is None:
         config = _measured(config, from_file.get("views", {}), store)
         loader = BatchLoader(store, source.index, config.views, batch_plan, workers=0)
