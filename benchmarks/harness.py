@@ -269,13 +269,13 @@ def held(pids: Sequence[int]) -> int:
     own, mapped = 0, 0
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
-            rollup = _fields(Path(f"/proc/{pid}/smaps_rollup"))
+            rollup = memory_fields(Path(f"/proc/{pid}/smaps_rollup"))
             own += rollup.get("Pss_Anon", 0) + rollup.get("Pss_Shmem", 0)
-            mapped = max(mapped, _fields(Path(f"/proc/{pid}/status")).get("RssFile", 0))
+            mapped = max(mapped, memory_fields(Path(f"/proc/{pid}/status")).get("RssFile", 0))
     return own + mapped
 
 
-def _fields(path: Path) -> dict[str, int]:
+def memory_fields(path: Path) -> dict[str, int]:
     """The amounts of memory in a file of /proc, in bytes."""
     rows = (line.split() for line in path.read_text().splitlines())
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}

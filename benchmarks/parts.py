@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.harness import memory_fields
 from PIL import Image
 
 Rows = list[dict[str, Any]]
@@ -140,12 +141,6 @@ def loss(options: argparse.Namespace) -> tuple[str, Rows]:
     return f"loss and its gradient at {N} queries of {D} dimensions, against its two matrix products alone", rows
 
 
-def resident(which: str) -> float:
-    """This process's memory in MiB: VmRSS now, VmHWM at its highest."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{which}:")) / 1024
-
-
 def queue(options: argparse.Namespace) -> tuple[str, Rows]:
     """Peak memory of a loss step with a very long queue, above what the queue itself takes."""
     from torch.nn import functional as F
@@ -161,13 +156,14 @@ def queue(options: argparse.Namespace) -> tuple[str, Rows]:
         q = F.normalize(torch.randn(N, D), dim=1).requires_grad_(True)
         k = F.normalize(torch.randn(N, D), dim=1)
         Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten: filling the queue had one
-        before = resident("VmRSS")
+        before = memory_fields(Path("/proc/self/status"))["VmRSS"]
         start = time.perf_counter()
         torch.autograd.grad(info_nce(q, k, keys.snapshot(), 0.2).loss, q)
         seconds = time.perf_counter() - start
+        peak = memory_fields(Path("/proc/self/status"))["VmHWM"]
         rows.append(
             {"K": K, "queue, MiB": K * D * 4 / 2**20, "logits would be, MiB": N * K * 4 / 2**20,
-             "peak above the queue, MiB": resident("VmHWM") - before, "seconds": seconds}
+             "peak above the queue, MiB": (peak - before) / 2**20, "seconds": seconds}
         )  # fmt: skip
     return f"memory of one loss with gradient, {N} queries of {D} dimensions", rows
 

@@ -52,7 +52,7 @@ def test_compiled_views_have_the_bits_of_tensor_operations(config: ViewConfig, s
     drawn = draw_parameters(config, extents.numpy(), ids, seed=side, epoch=1, views=(0, 1, 4))
     compiled = render_compiled(config, images, drawn, threads=threads)
     assert compiled.shape == (3, 9, 3, config.size, config.size)
-    assert same_bits(compiled, render_by_tensors(config, images, drawn, threads=1))
+    assert same_bits(compiled, render_by_tensors(config, images, drawn))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -60,7 +60,7 @@ def test_large_views_on_threads_have_the_same_bits(recipe: str) -> None:
     config = view_recipe(recipe, 224)
     images, extents, ids = pictures(3, 250)
     drawn = draw_parameters(config, extents.numpy(), ids, seed=0, epoch=0, views=(0, 1))
-    expected = render_by_tensors(config, images, drawn, threads=1)
+    expected = render_by_tensors(config, images, drawn)
     for threads in (1, 2, 9):
         assert same_bits(render_compiled(config, images, drawn, threads=threads), expected)
 

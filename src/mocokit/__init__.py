@@ -5,8 +5,9 @@ Names are loaded when first used, so `import mocokit` costs nothing.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mocokit.lazy import names_of
 
 if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api import Plan as Plan
@@ -93,15 +94,9 @@ _WHERE = {
     "mocokit.training.foreign": ("safe_load_pt",),
     "mocokit.training.run": ("Run",),
 }  # fmt: skip
-_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
+__getattr__, _NAMES = names_of(__name__, _WHERE)
 
-__all__ = sorted([*_MODULE_OF, "__version__"])
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'mocokit' has no attribute '{name}'")
-    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+__all__ = sorted([*_NAMES, "__version__"])
 
 
 def __dir__() -> list[str]:

@@ -7,8 +7,9 @@ plots nor the search index, which take as much memory as a small run.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mocokit.lazy import names_of
 
 if TYPE_CHECKING:  # `as` says that the name is meant to be used from here
     from mocokit.api.checking import Check as Check
@@ -77,15 +78,7 @@ _WHERE = {
     "mocokit.api.watching": ("motion",),
     "mocokit.training.run": ("Run", "load_run"),
 }
-_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
-
-__all__ = sorted(_MODULE_OF)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'mocokit.api' has no attribute '{name}'")
-    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+__getattr__, __all__ = names_of(__name__, _WHERE)
 
 
 def __dir__() -> list[str]:

@@ -225,7 +225,8 @@ def _pretrain(
         encoder = make_encoder(config.encoder, config.views.size, config.train.seed).to(device)
     begin = functools.partial(begin_from_weights, config, encoder, run, progress, resume=stored is not None)
     config = ranks.first_then_others("reading the weights to start from", begin, begin)
-    _compile_views(progress)
+    progress.show("making ready to make views (loops are compiled once on a machine)")
+    compile_views()
     if stored is None:
         config = _measured(config, from_file.get("views", {}), store)
         loader = BatchLoader(store, source.index, config.views, batch_plan, workers=0)
@@ -365,11 +366,6 @@ def _check_shares(config: RunConfig, ranks: Ranks) -> None:
             f"`bn_groups: {groups}` must divide the {train.batch_size // parts} images that a rank has at once: keys "
             "are shuffled over all groups of all ranks."
         )
-
-
-def _compile_views(progress: runlog.Progress) -> None:
-    progress.show("making ready to make views (loops are compiled once on a machine)")
-    compile_views()
 
 
 def _measured(config: RunConfig, named: Mapping[str, Any], store: Store) -> RunConfig:

@@ -52,24 +52,13 @@ def make_clip_views(
 
     threads: as in make_views.
     """
-    drawn = {"seed": seed, "epoch": epoch, "threads": threads}
-    return _clip_view(config, store, rows, ids, view=0, **drawn), _clip_view(config, store, rows, ids, view=1, **drawn)
 
+    def of(view: int) -> Tensor:
+        start, stride = draw_stretches(store, rows, ids, seed=seed, epoch=epoch, view=view)
+        clips, extents = store.cut(store.source.video[rows], start, stride)
+        return moved_view(config, clips, extents, ids, seed=seed, epoch=epoch, view=view, threads=threads)
 
-def _clip_view(
-    config: ViewConfig,
-    store: ClipStore,
-    rows: Int64Array,
-    ids: Int64Array,
-    *,
-    seed: int,
-    epoch: int,
-    view: int,
-    threads: int,
-) -> Tensor:
-    start, stride = draw_stretches(store, rows, ids, seed=seed, epoch=epoch, view=view)
-    clips, extents = store.cut(store.source.video[rows], start, stride)
-    return moved_view(config, clips, extents, ids, seed=seed, epoch=epoch, view=view, threads=threads)
+    return of(0), of(1)
 
 
 def moved_view(

@@ -24,8 +24,9 @@ _WORTH_A_THREAD = 2**14  # pixels of all views below which handing some to a fur
 
 def render(config: ViewConfig, images_u8: Tensor, parameters: ViewParameters, *, threads: int = 1) -> Tensor:
     """float32 [V, B, 3, size, size] from images [B, 3, S, S] and the parameters of V B pictures. See make_views."""
-    by = render_compiled if images_u8.device.type == "cpu" else render_by_tensors
-    return by(config, images_u8, parameters, threads=threads)
+    if images_u8.device.type == "cpu":
+        return render_compiled(config, images_u8, parameters, threads=threads)
+    return render_by_tensors(config, images_u8, parameters)
 
 
 def render_compiled(config: ViewConfig, images_u8: Tensor, p: ViewParameters, *, threads: int = 1) -> Tensor:
@@ -77,8 +78,8 @@ def compile_views() -> None:
     render_compiled(config, torch.zeros(1, 3, 1, 1, dtype=torch.uint8), drawn)
 
 
-def render_by_tensors(config: ViewConfig, images_u8: Tensor, parameters: ViewParameters, *, threads: int) -> Tensor:
-    """`render` on any device. threads: of no effect, torch has its own."""
+def render_by_tensors(config: ViewConfig, images_u8: Tensor, parameters: ViewParameters) -> Tensor:
+    """`render` on any device."""
     device, size, batch = images_u8.device, config.size, len(images_u8)
     numbers = np.arange(len(parameters.flip)).reshape(-1, batch)
     out = torch.empty(*numbers.shape, 3, size, size, device=device)

@@ -77,7 +77,7 @@ def lr_at(config: OptimConfig, step: int, total_steps: int, steps_per_epoch: int
 
 
 class _Eager(Optimizer):
-    """torch's optimisers without what makes them ready for torch.compile.
+    """torch's optimisers without what makes them ready for torch.compile, where a run calls them.
 
     Their methods are wrapped so that the first call imports the compiler: 900 modules, 150 MiB and seconds, for nothing
     in a run that compiles nothing. What is wrapped is called here as it is.
@@ -86,10 +86,6 @@ class _Eager(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's."""
         inspect.unwrap(Optimizer.add_param_group)(self, param_group)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's."""
-        inspect.unwrap(Optimizer.zero_grad)(self, set_to_none)
 
 
 _SGD_SETTINGS = ("lr", "momentum", "weight_decay", "dampening", "nesterov", "maximize")
