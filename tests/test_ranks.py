@@ -30,7 +30,7 @@ from mocokit.data import loader as loader_module
 from mocokit.data.loader import BatchPlan
 from mocokit.data.sources import open_source
 from mocokit.errors import DivergedError, RanksApartError, UsageError
-from mocokit.training import loop
+from mocokit.training import distributed, loop
 from mocokit.training.checkpoint import find_checkpoint, load_checkpoint, read_tensors, save_checkpoint
 from mocokit.training.distributed import Ranks, open_ranks
 from mocokit.training.launch import Launch, read_launch
@@ -625,7 +625,25 @@ def test_variables_that_make_no_sense_are_refused(changes: dict[str, str], says:
 
 def test_variables_are_read() -> None:
     assert read_launch({}) == read_launch({"WORLD_SIZE": "1", "RANK": "0"}) == Launch(0, 1, 0, 1)
-    assert read_launch(environment(1, 2, 1)) == Launch(1, 2, 1, 2)
+    assert read_launch(environment(1, 2, 1)) == Launch(1, 2, 1, 2, "127.0.0.1:1")
+
+
+def only_the_first(words: list[str]) -> None:
+    """The command line as rank 0, which tells that it waits after a second; rank 1 never comes."""
+    if os.environ["RANK"] == "0":
+        distributed.WORTH_TELLING = 1.0
+        cli(words)
+
+
+def test_a_rank_whose_companion_never_comes_says_whom_it_waits_for_and_ends(tmp_path: Path) -> None:
+    processes = start(only_the_first, [pretrain(tmp_path, "--rank-timeout", "3")], 2, tmp_path)
+    assert finish(processes, 30) == [1, 0], said(tmp_path, 2)
+    text = said(tmp_path, 2)[0].replace("\n", " ")
+    assert "Rank 0 of 2 is waiting for the others at 127.0.0.1:" in text
+    assert "did not meet the others at 127.0.0.1:" in text
+    assert "Start all 2 ranks together" in text
+    assert "Traceback" not in text
+    assert finish(start(cli, [pretrain(tmp_path)], 2, tmp_path)) == [0, 0], said(tmp_path, 2)  # nothing is in its way
 
 
 # ------------------------------------------------------------------------------------------------------------ torchrun

@@ -3,7 +3,8 @@
 Children come from a fork server that has imported the library and computed nothing, so a cycle costs little more
 than the run itself. Kills aimed "inside a save" are at a chosen place of the protocol; in a run with a sabotaged one
 they wait for a temporary folder to appear among the checkpoints. With several ranks, rank 0, which saves, is killed
-inside its save, or any rank at any moment; the others must leave by themselves.
+inside its save, or any rank at any moment after they have met; the others must leave by themselves. (Before, nobody can
+tell a dead rank from a slow one: they wait until `--rank-timeout`, or until torchrun stops them.)
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
+from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +146,13 @@ def _child(
     sabotage: Callable[[], None] | None,
     aim: Aim | None,
     rank: dict[str, str],
+    met: Semaphore | None,
 ) -> None:
     from mocokit import api
 
     os.environ.update(rank)
+    if met is not None:
+        tell_of_the_meeting(met)
     if aim is not None and rank.get("RANK", "0") == "0":
         aim.take()
     if sabotage is not None:
@@ -156,6 +161,19 @@ def _child(
         api.pretrain(data, out, resume=resume, quiet=True, **options)
     except RankLostError as error:
         sys.exit(error.exit_code)
+
+
+def tell_of_the_meeting(met: Semaphore) -> None:
+    """Release `met` once this process is connected to the other ranks."""
+    from mocokit.training import distributed
+
+    connect = distributed.dist.init_process_group
+
+    def connected(*arguments: Any, **more: Any) -> None:
+        connect(*arguments, **more)
+        met.release()
+
+    distributed.dist.init_process_group = connected  # type: ignore[assignment]
 
 
 def start(
@@ -167,13 +185,14 @@ def start(
     sabotage: Callable[[], None] | None = None,
     aim: Aim | None = None,
     ranks: int = 1,
+    met: Semaphore | None = None,
 ) -> list[ForkServerProcess]:
-    """Child processes that train one run, by rank; with an aim rank 0 kills itself."""
+    """Child processes that train one run, by rank; with an aim rank 0 kills itself. met: released by each that met."""
     port = launching.free_port() if ranks > 1 else 0
     processes = []
     for rank in range(ranks):
         settings = launching.environment(rank, ranks, port) if ranks > 1 else {}
-        arguments = (str(data), str(out), resume, options, sabotage, aim, settings)
+        arguments = (str(data), str(out), resume, options, sabotage, aim, settings, met)
         processes.append(CONTEXT.Process(target=_child, args=arguments))
         processes[-1].start()
     return processes
@@ -226,11 +245,18 @@ def stage(out: Path) -> str:
 
 
 def kill_at_random(
-    processes: Sequence[ForkServerProcess], out: Path, rng: random.Random, *, inside_save: bool, kills: Kills
+    processes: Sequence[ForkServerProcess],
+    out: Path,
+    rng: random.Random,
+    met: Semaphore,
+    *,
+    inside_save: bool,
+    kills: Kills,
 ) -> int:
     """Kill a child: any one after a random delay, or the one that saves inside a save (one of the next three).
 
-    A save takes milliseconds, so the child is held still first, and let go on when the save was over by then.
+    With several ranks the delay begins when all have met. A save takes milliseconds, so the child is held still first,
+    and let go on when the save was over by then.
     """
     deadline = time.monotonic() + 60
     process = processes[0] if inside_save else rng.choice(processes)
@@ -258,7 +284,9 @@ def kill_at_random(
                     break
                 os.kill(process.pid, signal.SIGCONT)
     else:
-        time.sleep(rng.random() * (1.2 if len(processes) == 1 else 3.0))
+        for _ in processes if len(processes) > 1 else []:
+            assert met.acquire(timeout=60), "the ranks did not meet"
+        time.sleep(rng.random() * (1.2 if len(processes) == 1 else 2.0))
     process.kill()
     code = end_of(processes)
     if code == -signal.SIGKILL:
@@ -311,9 +339,12 @@ def run_with_kills(
         aim = None
         if sabotage is None and done % 2 == 0:
             aim = Aim((turn + done // 2) % len(STAGES), rng.randint(1, 4), rng.random() < 0.5)
-        processes = start(data, folder, resume=resume, options=options, sabotage=sabotage, aim=aim, ranks=ranks)
+        met = CONTEXT.Semaphore(0)
+        processes = start(
+            data, folder, resume=resume, options=options, sabotage=sabotage, aim=aim, ranks=ranks, met=met
+        )
         if aim is None:
-            code = kill_at_random(processes, folder, rng, inside_save=done % 2 == 0, kills=kills)
+            code = kill_at_random(processes, folder, rng, met, inside_save=done % 2 == 0, kills=kills)
         else:
             code = end_of(processes)
             if code == -signal.SIGKILL:

@@ -110,7 +110,7 @@ def pretrain(
     if first:
         run, lock = claimed or claim_run(run.path, "resume" if resume else "overwrite" if overwrite else "new")
     progress = runlog.Progress(quiet=quiet, silent=not first)
-    with lock or contextlib.nullcontext(), open_ranks(rank_timeout) as ranks:
+    with lock or contextlib.nullcontext(), open_ranks(rank_timeout, runlog.Progress(quiet=quiet).say) as ranks:
         try:
             _pretrain(
                 str(data),

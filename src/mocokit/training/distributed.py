@@ -15,6 +15,7 @@ import contextlib
 import gc
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -36,6 +37,8 @@ T = TypeVar("T")
 
 RANK_TIMEOUT = 600.0
 """Seconds that a rank waits for the others within a step."""
+WORTH_TELLING = 10.0
+"""Seconds of waiting for ranks that have not come, after which a rank says whom it is waiting for."""
 PATIENCE = timedelta(hours=24)
 """How long the others wait while rank 0 decodes pictures, evaluates or saves. If it dies they notice at once."""
 BUCKET_BYTES = 25 * 2**20
@@ -240,20 +243,20 @@ class Ranks:
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
-            reason = (str(error).splitlines() or [""])[0][:200]
             raise RankLostError(
                 f"Rank {self.rank} of {self.size} lost the others ({self.where}): one of them ended, or did not answer "
                 f"for {self.limit.total_seconds():g} s. This rank ends too; the last checkpoint is unharmed: continue "
-                f"with --resume. [{reason}]"
+                f"with --resume. [{_first_line(error)}]"
             ) from error
 
 
 @contextlib.contextmanager
-def open_ranks(limit: float = RANK_TIMEOUT) -> Iterator[Ranks]:
+def open_ranks(limit: float = RANK_TIMEOUT, tell: Callable[[str], None] = lambda text: None) -> Iterator[Ranks]:
     """The ranks that torchrun started, connected; a process alone where it did not.
 
-    limit: seconds to wait for the others. At the end every rank waits for the others before it lets go; after an error
-    that is its own, it leaves at once, and the others notice. Raises UsageError, RankLostError.
+    limit: seconds to wait for the others. tell: told when this rank has waited long for others to come. At the end
+    every rank waits for the others before it lets go; after an error that is its own, it leaves at once, and the others
+    notice. Raises UsageError, RankLostError.
     """
     launch = read_launch()
     ranks = Ranks(launch, limit)
@@ -264,8 +267,7 @@ def open_ranks(limit: float = RANK_TIMEOUT) -> Iterator[Ranks]:
         return
     if dist.is_initialized():
         raise UsageError("A torch.distributed group is open already. Leave opening and closing it to mocokit.")
-    with ranks._talking():
-        dist.init_process_group("gloo", timeout=ranks.limit)
+    _meet(launch, limit, tell)
     try:
         yield ranks
         ranks.wait()
@@ -277,6 +279,31 @@ def open_ranks(limit: float = RANK_TIMEOUT) -> Iterator[Ranks]:
         # With tensors and work handles still around, busy machines have seen processes abort while they end.
         gc.collect()
         dist.destroy_process_group()
+
+
+def _meet(launch: Launch, limit: float, tell: Callable[[str], None]) -> None:
+    """Connect to the other ranks. One that died before it came can't be told from one that is slow to start."""
+    text = (
+        f"Rank {launch.rank} of {launch.size} is waiting for the others at {launch.address}; it gives up {limit:g} s "
+        "after it began. If one of them has died, stop this one."
+    )
+    waiting = threading.Timer(WORTH_TELLING, tell, [text])
+    waiting.daemon = True
+    waiting.start()
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=limit))
+    except RuntimeError as error:
+        raise RankLostError(
+            f"Rank {launch.rank} of {launch.size} did not meet the others at {launch.address} (limit: {limit:g} s) "
+            f"and ends; nothing was trained or changed. Start all {launch.size} ranks together, where they can reach "
+            f"that address (torchrun does both). [{_first_line(error)}]"
+        ) from error
+    finally:
+        waiting.cancel()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:200]
 
 
 def settle_execution(

@@ -13,12 +13,16 @@ _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """This process is number `rank` of `size`, and number `local_rank` of the `local_size` on this machine."""
+    """This process is number `rank` of `size`, and number `local_rank` of the `local_size` on this machine.
+
+    address: where the ranks meet, `host:port`; empty for a process alone.
+    """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
+    address: str = ""
 
 
 def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
@@ -34,9 +38,10 @@ def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
             "`torchrun --nproc-per-node N -m mocokit ...`, or unset WORLD_SIZE."
         )
     try:
-        launch = Launch(*(int(environ[name]) for name in _NEEDED[:2]), *(int(environ[name]) for name in _NEEDED[2:4]))
+        rank, size, local_rank, local_size = (int(environ[name]) for name in _NEEDED[:4])
     except ValueError as error:
         raise UsageError(f"RANK, WORLD_SIZE and their like must be whole numbers ({error}). Use torchrun.") from error
+    launch = Launch(rank, size, local_rank, local_size, f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}")
     if not (0 <= launch.rank < launch.size and 0 <= launch.local_rank < launch.local_size <= launch.size):
         raise UsageError(
             f"Rank {launch.rank} of {launch.size} (on this machine {launch.local_rank} of {launch.local_size}) can't "
