@@ -35,9 +35,8 @@ def case_lines(record: dict[str, Any]) -> list[str]:
         between = "" if low is None else f"{low:.3f} to {high:.3f}"
         shares = " | ".join(f"{row['split'][part]:.0%}" for part in PARTS)
         weight = "" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
-        rates = sorted(row["rates"])
         lines.append(
-            f"| {row['label']} | {rates[len(rates) // 2]:.0f} | {times} | {between} | {weight} | {shares} "
+            f"| {row['label']} | {np.median(row['rates']):.0f} | {times} | {between} | {weight} | {shares} "
             f"| {row['cores']:.1f} | {_setting(row)} |"
         )
     return lines + first_epoch_lines(record)

@@ -196,6 +196,14 @@ def test_no_pictures(tmp_path: Path) -> None:
         scan(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["photos.parquet", "photos.npz", "photos.csv", "photos.tar"])
+def test_a_folder_that_holds_a_table_is_told_how_to_open_it(tmp_path: Path, name: str) -> None:
+    put(tmp_path, name, "README.md")
+    with pytest.raises(DataError, match=f"A {Path(name).suffix} file is opened by its own name") as caught:
+        scan(tmp_path)
+    assert f"{tmp_path}/NAME{Path(name).suffix}" in str(caught.value)
+
+
 def test_ids_stay_when_files_come_and_go(tmp_path: Path) -> None:
     put(tmp_path, "b/1.jpg", "c/2.jpg")
     before = scan(tmp_path)

@@ -27,6 +27,7 @@ VIDEO_EXTENSIONS = (
     ".gif",
 )  # fmt: skip
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+_TABLES = (".parquet", ".npz", ".csv", ".tar")  # what else can be opened, by its own name
 
 
 @dataclass(kw_only=True, slots=True)
@@ -212,10 +213,15 @@ def scan_folder(
         walk.follow_links(follow_outside)
     if not walk.names:
         passed = "; ".join(walk.report.lines()) or "the folder is empty"
-        videos = any(extension in VIDEO_EXTENSIONS for extension in walk.report.other_extensions)
+        others = walk.report.other_extensions
+        hint = ""
+        if any(extension in VIDEO_EXTENSIONS for extension in others):
+            hint = " Videos are read with --video frames or --video clips."
+        elif table := next((extension for extension in _TABLES if extension in others), None):
+            hint = f" A {table} file is opened by its own name: {walk.root}NAME{table}."
         raise DataError(
             f"No {'pictures' if extensions is EXTENSIONS else 'videos'} in {root}: looked for {' '.join(extensions)}; "
-            f"{passed}." + (" Videos are read with --video frames or --video clips." if videos else "")
+            f"{passed}.{hint}"
         )
     # Code points sort as their UTF-8 bytes do, except for the escapes that stand for bytes that aren't UTF-8.
     key = walk.names.__getitem__ if all(map(str.isascii, walk.names)) else lambda row: path_key(walk.names[row])
