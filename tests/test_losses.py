@@ -142,3 +142,36 @@ def test_worked_softmax_values() -> None:
 def test_chance_line(K: int, chance: float) -> None:
     got = info_nce(unit(2, 4, 0), unit(2, 4, 1), dictionary(K, 4, 2), 0.2)
     assert got.chance() == pytest.approx(chance, abs=0.005)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    N=st.integers(1, 9),
+    K=st.integers(1, 30),
+    images=st.integers(1, 12),
+    T=st.sampled_from([0.02, 0.07, 0.2, 1.0]),
+    trained=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_leaving_rows_out_has_the_bits_that_autograd_gives(
+    N: int, K: int, images: int, T: float, trained: bool, seed: int
+) -> None:
+    """Loss and gradients, also those of a dictionary that takes gradient, and where nothing is left to compare with."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, dictionary = (F.normalize(torch.randn(rows, 5, generator=generator), dim=1) for rows in (N, N, K))
+    ids, stored = (torch.randint(0, images, (rows,), generator=generator) for rows in (N, K))
+    mask = ids[:, None] == stored[None, :]
+    found = []
+    for own in (True, False):
+        leaves = [q.clone().requires_grad_(), dictionary.clone().requires_grad_(trained)]
+        if own:
+            keys = Keys(leaves[1], stored, torch.full((K,), -1))
+            excluded = same_source(ids, torch.full((N,), -1), keys)
+            rows, _ = losses._info_nce_rows(leaves[0], k, leaves[1], T, excluded)
+        else:
+            logits = ((leaves[0] / T) @ leaves[1].T).masked_fill(mask, torch.finfo(torch.float32).min)
+            rows = F.softplus(torch.logsumexp(logits, 1) - (leaves[0] * k).sum(1) / T)
+        rows.mean().backward()
+        found.append([rows.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)])
+    assert len(found[0]) == len(found[1]) == (3 if trained else 2)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*found, strict=True))

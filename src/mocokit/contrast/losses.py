@@ -147,9 +147,10 @@ def _info_nce_rows(
         return F.softplus(others_N - positive_N / T), positive_N
     logits_NK = (q_ND / T) @ _wide(dictionary_KD).T
     if excluded is not None and len(excluded.columns):
-        # The lowest finite number, not -inf: a query all of whose negatives are excluded keeps a zero gradient.
-        lowest = torch.finfo(logits_NK.dtype).min
-        logits_NK[:, excluded.columns] = logits_NK[:, excluded.columns].masked_fill(excluded.hits, lowest)
+        # The lowest finite number, not -inf: a query all of whose negatives are excluded keeps a zero gradient. It is
+        # put there behind autograd's back: the gradient of what is left out is its softmax, exactly 0, as it should be.
+        held_NK, lowest = logits_NK.detach(), torch.finfo(logits_NK.dtype).min
+        held_NK[:, excluded.columns] = held_NK[:, excluded.columns].masked_fill_(excluded.hits, lowest)
     return F.softplus(torch.logsumexp(logits_NK, 1) - positive_N / T), positive_N
 
 
