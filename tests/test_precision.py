@@ -52,9 +52,9 @@ def test_what_is_named_is_not_timed() -> None:
         assert choose_execution(small(), views(), replace(PLAIN, threads=None)) == PLAIN
 
 
-@pytest.mark.parametrize(("together", "threads"), [(0.95, 1), (0.91, 1), (0.89, 4), (0.3, 4), (1.5, 1)])
-def test_threads_must_be_worth_it(monkeypatch: pytest.MonkeyPatch, together: float, threads: int) -> None:
-    """All of them only where a step takes at most 0.9 of what one thread takes."""
+@pytest.mark.parametrize(("together", "threads"), [(0.3, 4), (0.95, 4), (1.04, 4), (1.06, 1), (1.5, 1)])
+def test_one_thread_must_be_worth_it(monkeypatch: pytest.MonkeyPatch, together: float, threads: int) -> None:
+    """Only where its step is 5 % faster than that of all: a machine whose cores are busy for a moment shows less."""
 
     def clocked(*_: object) -> float:
         return 1.0 if torch.get_num_threads() == 1 else together
