@@ -68,13 +68,14 @@ def test_excluded_rows_do_not_count(n: int, k: int, seed: int) -> None:
         expected = same_id | same_group if by_group else same_id
         excluded = same_source(ids, groups, stored, by_group=by_group)
         dense = torch.zeros(n, k, dtype=torch.bool)
-        dense[:, excluded.columns] = excluded.hits
+        dense[excluded.rows, excluded.columns] = True
         assert torch.equal(dense, expected)
         with pytest.MonkeyPatch.context() as patch:  # a long dictionary is searched in another way
             patch.setattr(losses, "FEW", 0)
             as_long = same_source(ids, groups, stored, by_group=by_group)
         assert torch.equal(as_long.columns, excluded.columns)
-        assert torch.equal(as_long.hits, excluded.hits)
+        assert torch.equal(as_long.rows, excluded.rows)
+        assert torch.equal(excluded.per_query(), expected.sum(1))
         q, own = unit(n, 4, seed + 1).requires_grad_(), unit(n, 4, seed + 2)
         got = info_nce(q, own, stored, 0.3, excluded)
         want = numpy_info_nce(

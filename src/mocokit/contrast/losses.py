@@ -26,17 +26,19 @@ FEW = 1024
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """Which dictionary rows are no negatives of which query, kept sparse: most rows concern nobody.
+    """Which dictionary rows are no negatives of which query, kept as pairs: most rows concern nobody.
 
-    columns: int64 [C], the dictionary rows that are excluded for at least one query. hits: bool [N, C].
+    Pair p says that row columns[p] of the dictionary is excluded for query rows[p]; both are int64 [P], columns
+    ascending. N: how many queries there are.
     """
 
+    rows: Tensor
     columns: Tensor
-    hits: Tensor
+    N: int
 
     def per_query(self) -> Tensor:
         """How many rows are excluded for each query: int64 [N]."""
-        return self.hits.sum(1)
+        return torch.bincount(self.rows, minlength=self.N)
 
 
 def same_source(ids_N: Tensor, groups_N: Tensor, dictionary: Keys, *, by_group: bool = False) -> Excluded:
@@ -50,12 +52,13 @@ def same_source(ids_N: Tensor, groups_N: Tensor, dictionary: Keys, *, by_group: 
     if by_group:
         columns = torch.unique(torch.cat([columns, _columns_of(groups_N, dictionary.groups)]))
     if not len(columns):  # the usual case where the queue is short beside the data
-        return Excluded(columns, torch.empty(len(ids_N), 0, dtype=torch.bool, device=ids_N.device))
+        return Excluded(columns, columns, len(ids_N))
     column_ids, column_groups = dictionary.ids[columns], dictionary.groups[columns]
-    hits = (ids_N[:, None] == column_ids[None, :]) & (column_ids != NO_ID)[None, :]
+    hits_CN = (ids_N[None, :] == column_ids[:, None]) & (column_ids != NO_ID)[:, None]
     if by_group:
-        hits |= (groups_N[:, None] == column_groups[None, :]) & (column_groups != NO_ID)[None, :]
-    return Excluded(columns, hits)
+        hits_CN |= (groups_N[None, :] == column_groups[:, None]) & (column_groups != NO_ID)[:, None]
+    places, rows = hits_CN.nonzero(as_tuple=True)
+    return Excluded(rows, columns[places], len(ids_N))
 
 
 def require_ids(ids_N: Tensor) -> None:
@@ -142,15 +145,14 @@ def _info_nce_rows(
     q_ND, k_ND = _wide(q_ND), _wide(k_ND)
     positive_N = (q_ND * k_ND).sum(1)
     if len(q_ND) * len(dictionary_KD) >= WORTH_IT and not dictionary_KD.requires_grad:
-        columns, hits = (excluded.columns, excluded.hits) if excluded is not None else (None, None)
-        others_N = tiled_logsumexp(q_ND, _wide(dictionary_KD), T, columns, hits)
+        pairs = (excluded.rows, excluded.columns) if excluded is not None else None
+        others_N = tiled_logsumexp(q_ND, _wide(dictionary_KD), T, pairs)
         return F.softplus(others_N - positive_N / T), positive_N
     logits_NK = (q_ND / T) @ _wide(dictionary_KD).T
     if excluded is not None and len(excluded.columns):
         # The lowest finite number, not -inf: a query all of whose negatives are excluded keeps a zero gradient. It is
         # put there behind autograd's back: the gradient of what is left out is its softmax, exactly 0, as it should be.
-        held_NK, lowest = logits_NK.detach(), torch.finfo(logits_NK.dtype).min
-        held_NK[:, excluded.columns] = held_NK[:, excluded.columns].masked_fill_(excluded.hits, lowest)
+        logits_NK.detach()[excluded.rows, excluded.columns] = torch.finfo(logits_NK.dtype).min
     return F.softplus(torch.logsumexp(logits_NK, 1) - positive_N / T), positive_N
 
 

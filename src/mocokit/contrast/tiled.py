@@ -5,7 +5,7 @@ once more. Here each tile of the dictionary is multiplied, exponentiated and mul
 cache: both products of the loss, nothing kept but a sum and a weighted mean key for each query. Memory is
 O(N D + K D) in place of O(N K).
 
-Shapes: N queries, K dictionary rows, D dimensions, C columns that are excluded for some query.
+Shapes: N queries, K dictionary rows, D dimensions, P pairs of a query and a row that does not count for it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ FIXED_UNTIL = 80.0
 
 
 def tiled_logsumexp(
-    q_ND: Tensor, dictionary_KD: Tensor, T: float, columns: Tensor | None = None, hits: Tensor | None = None
+    q_ND: Tensor, dictionary_KD: Tensor, T: float, excluded: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
     """log sum_i exp(q.k_i / T) of each query over the rows that are not excluded for it: [N], in q's dtype.
 
-    q_ND: unit rows, with gradient. dictionary_KD: unit rows, without. columns: int64 [C] ascending, hits: bool [N, C]:
-    row columns[c] does not count for query n where hits[n, c]. A query all of whose rows are excluded gets -inf and no
-    gradient. The same number as torch.logsumexp of the logits but for the order of sums. Differentiable once.
+    q_ND: unit rows, with gradient. dictionary_KD: unit rows, without. excluded: rows int64 [P] and columns int64 [P],
+    the latter ascending: dictionary row columns[p] does not count for query rows[p]. A query all of whose rows are
+    excluded gets -inf and no gradient. The same number as torch.logsumexp of the logits but for the order of sums.
+    Differentiable once.
     """
-    given = columns is not None and hits is not None and len(columns) > 0
-    found: Tensor = _TiledLogSumExp.apply(q_ND, dictionary_KD, T, columns if given else None, hits if given else None)
+    rows, columns = excluded if excluded is not None and len(excluded[0]) else (None, None)
+    found: Tensor = _TiledLogSumExp.apply(q_ND, dictionary_KD, T, rows, columns)
     return found
 
 
@@ -43,7 +44,7 @@ class _TiledLogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q_ND: Tensor, dictionary_KD: Tensor, T: float, columns: Tensor | None, hits: Tensor | None
+        ctx: Any, q_ND: Tensor, dictionary_KD: Tensor, T: float, rows: Tensor | None, columns: Tensor | None
     ) -> Tensor:
         scaled_ND = q_ND / T
         fixed = 2.0 / T <= FIXED_UNTIL
@@ -55,10 +56,9 @@ class _TiledLogSumExp(torch.autograd.Function):
         for number, start in enumerate(starts):
             tile_KD = dictionary_KD[start : start + TILE]
             logits_NK = scaled_ND @ tile_KD.T
-            if columns is not None and hits is not None and bounds[number] < bounds[number + 1]:
-                some = slice(bounds[number], bounds[number + 1])
-                local = columns[some] - start
-                logits_NK[:, local] = logits_NK[:, local].masked_fill(hits[:, some], -torch.inf)
+            some = slice(bounds[number], bounds[number + 1])
+            if rows is not None and columns is not None and some.start < some.stop:
+                logits_NK[rows[some], columns[some] - start] = -torch.inf
             if not fixed:  # the running maximum of an online softmax: what is there so far is scaled to the new one
                 new_N1 = torch.maximum(top_N1, logits_NK.amax(1, keepdim=True))
                 shrink = torch.exp(top_N1 - new_N1).nan_to_num(0.0)  # -inf - -inf: nothing was there yet

@@ -74,8 +74,8 @@ def concatenated_nce(q_ND: Tensor, k_ND: Tensor, dictionary: Keys, T: float, exc
     positive_N1 = (q_ND * k_ND).sum(1, keepdim=True)
     negative_NK = q_ND @ dictionary.vectors.T
     if excluded is not None and len(excluded.columns):
-        own = negative_NK[:, excluded.columns].masked_fill(excluded.hits, NEVER)
-        negative_NK = negative_NK.index_copy(1, excluded.columns, own)
+        never = negative_NK.new_full((1,), NEVER)
+        negative_NK = negative_NK.index_put((excluded.rows, excluded.columns), never)
     logits = torch.cat([positive_N1, negative_NK], dim=1).div_(T)
     loss = F.cross_entropy(logits, torch.zeros(len(q_ND), dtype=torch.long))
     left_out_N = (logits.detach() < NEVER / 2).sum(1)  # counted in what was scored, not in what was meant

@@ -293,7 +293,7 @@ class _Watch:
         masked = torch.zeros(R, len(dictionary), dtype=torch.bool, device=q.device)
         if config.mask_source or first:
             excluded = same_source(ids, groups, dictionary, by_group=config.mask_group)
-            masked[:, excluded.columns] = excluded.hits
+            masked[excluded.rows, excluded.columns] = True
         positive = (q * k).sum(1)
         cosines = q @ dictionary.vectors.float().T
         open_ = cosines.masked_fill(masked, -torch.inf)
