@@ -1,6 +1,6 @@
 """Start a toy run, kill it with SIGKILL at chosen moments, resume it, and compare the end with a run never killed.
 
-Children come from a fork server that has imported the library and computed nothing, so a cycle costs little more
+Children come from a fork server that has imported the library and started no thread, so a cycle costs little more
 than the run itself. Kills aimed "inside a save" are at a chosen place of the protocol; in a run with a sabotaged one
 they wait for a temporary folder to appear among the checkpoints. With several ranks, rank 0, which saves, is killed
 inside its save, or any rank at any moment after they have met; the others must leave by themselves. (Before, nobody can
