@@ -100,3 +100,8 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """A sentence ` Did you mean 'x'?` for the nearest of `choices`, or an empty string."""
     near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def first_line(error: Exception, limit: int = 200) -> str:
+    """What another library's error says, short enough to be quoted in one of ours."""
+    return (str(error).splitlines() or [""])[0][:limit]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mocokit.errors import MissingDependencyError, MocokitError
+from mocokit.errors import MissingDependencyError, MocokitError, first_line
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -71,8 +71,7 @@ def to_onnx(encoder: nn.Module, size: int, *, head: bool, clip: int = 0) -> byte
             )
     except torch.onnx.OnnxExporterError as error:
         raise MocokitError(
-            f"torch can't translate this network to ONNX ({str(error).splitlines()[0][:160]}). Use --format "
-            "safetensors."
+            f"torch can't translate this network to ONNX ({first_line(error, 160)}). Use --format safetensors."
         ) from error
     finally:
         logging.getLogger("torch.onnx").setLevel(level)

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mocokit.data.index import SampleIndex
-from mocokit.errors import DataError
+from mocokit.errors import DataError, first_line
 from mocokit.retrieval.encode import Encoded, Floats, Ints
 
 
@@ -90,8 +90,8 @@ def read_vectors(path: Path) -> tuple[Ints, Floats]:
     try:
         table = pq.read_table(path, columns=["id", "vector"])
     except (OSError, pa.ArrowException) as error:
-        first = str(error).splitlines()[0][:160]
-        raise DataError(f"{path} can't be read as Parquet with the columns id and vector ({first}).") from error
+        told = first_line(error, 160)
+        raise DataError(f"{path} can't be read as Parquet with the columns id and vector ({told}).") from error
     vectors, ids = table.column("vector"), table.column("id")
     if len(table) == 0 or ids.null_count or vectors.null_count:
         raise DataError(f"{path} holds no vectors, or rows without id or vector. Name a file made by `mocokit embed`.")

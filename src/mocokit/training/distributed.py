@@ -28,7 +28,7 @@ from torch import Tensor
 from mocokit.contrast.batch_norm import Shuffle
 from mocokit.contrast.encoders import Encoder
 from mocokit.contrast.key_queue import Keys
-from mocokit.errors import MocokitError, RankLostError, RanksApartError, UsageError, is_out_of_memory
+from mocokit.errors import MocokitError, RankLostError, RanksApartError, UsageError, first_line, is_out_of_memory
 from mocokit.training.launch import Launch, read_launch
 from mocokit.training.precision import ExecutionConfig, choose_execution
 from mocokit.training.state import pick_device
@@ -246,7 +246,7 @@ class Ranks:
             raise RankLostError(
                 f"Rank {self.rank} of {self.size} lost the others ({self.where}): one of them ended, or did not answer "
                 f"for {self.limit.total_seconds():g} s. This rank ends too; the last checkpoint is unharmed: continue "
-                f"with --resume. [{_first_line(error)}]"
+                f"with --resume. [{first_line(error)}]"
             ) from error
 
 
@@ -296,14 +296,10 @@ def _meet(launch: Launch, limit: float, tell: Callable[[str], None]) -> None:
         raise RankLostError(
             f"Rank {launch.rank} of {launch.size} did not meet the others at {launch.address} (limit: {limit:g} s) "
             f"and ends; nothing was trained or changed. Start all {launch.size} ranks together, where they can reach "
-            f"that address (torchrun does both). [{_first_line(error)}]"
+            f"that address (torchrun does both). [{first_line(error)}]"
         ) from error
     finally:
         waiting.cancel()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:200]
 
 
 def settle_execution(

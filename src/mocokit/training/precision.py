@@ -98,14 +98,8 @@ def choose_execution(encoder: Encoder, sample: Tensor, wanted: ExecutionConfig, 
     chosen, fastest = arms[best], seconds[best]
     if one_thread_too:
         apply_execution(encoder, chosen)
-        alone, begin = math.inf, time.perf_counter()
-        for trial in range(5):  # by turns: what else the machine did for a moment must not decide
-            if trial and time.perf_counter() - begin > TRIAL:
-                break
-            with num_threads(1):
-                alone = min(alone, time_step(encoder, sample))
-            with num_threads(chosen.threads or 1):
-                fastest = min(fastest, time_step(encoder, sample))
+        alone, together = _by_turns(encoder, sample, chosen.threads or 1)
+        fastest = min(fastest, together)
         release_freed_memory()
         timings += f" with {chosen.threads} threads; {alone * 1e3:.3g} ms with one"
         if alone < 0.95 * fastest:
@@ -119,6 +113,20 @@ TRIAL = 0.6
 """Seconds for which one thread and all of them are timed by turns; each once at least."""
 LONG_RUN = 20 * 60
 """Seconds of forward and backward passes from which on trying torch.compile can pay."""
+
+
+def _by_turns(encoder: Encoder, sample: Tensor, threads: int) -> tuple[float, float]:
+    """Seconds of a step on one thread and on so many: what else the machine did for a moment must not decide."""
+    alone = together = math.inf
+    begin = time.perf_counter()
+    for trial in range(5):
+        if trial and time.perf_counter() - begin > TRIAL:
+            break
+        with num_threads(1):
+            alone = min(alone, time_step(encoder, sample))
+        with num_threads(threads):
+            together = min(together, time_step(encoder, sample))
+    return alone, together
 
 
 def _try_compiling(
