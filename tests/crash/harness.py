@@ -1,10 +1,11 @@
 """Start a toy run, kill it with SIGKILL at chosen moments, resume it, and compare the end with a run never killed.
 
 Children come from a fork server that has imported the library and started no thread, so a cycle costs little more
-than the run itself. Kills aimed "inside a save" are at a chosen place of the protocol; in a run with a sabotaged one
-they wait for a temporary folder to appear among the checkpoints. With several ranks, rank 0, which saves, is killed
-inside its save, or any rank at any moment after they have met; the others must leave by themselves. (Before, nobody can
-tell a dead rank from a slow one: they wait until `--rank-timeout`, or until torchrun stops them.)
+than the run itself. Half of the kills are at a chosen place of a save, where the child ends itself, so that no busy
+moment of the machine decides what they strike; the others come from outside at any moment. With several ranks, rank 0,
+which saves, is killed inside its save, or any rank at any moment after they have met; the others must leave by
+themselves. (Before, nobody can tell a dead rank from a slow one: they wait until `--rank-timeout`, or until torchrun
+stops them.)
 """
 
 from __future__ import annotations
@@ -245,48 +246,13 @@ def stage(out: Path) -> str:
 
 
 def kill_at_random(
-    processes: Sequence[ForkServerProcess],
-    out: Path,
-    rng: random.Random,
-    met: Semaphore,
-    *,
-    inside_save: bool,
-    kills: Kills,
+    processes: Sequence[ForkServerProcess], out: Path, rng: random.Random, met: Semaphore, kills: Kills
 ) -> int:
-    """Kill a child: any one after a random delay, or the one that saves inside a save (one of the next three).
-
-    With several ranks the delay begins when all have met. A save takes milliseconds, so the child is held still first,
-    and let go on when the save was over by then.
-    """
-    deadline = time.monotonic() + 60
-    process = processes[0] if inside_save else rng.choice(processes)
-    assert process.pid is not None
-    if inside_save:
-        folder = out / "checkpoints"
-        skip = rng.randrange(3)  # let some saves pass
-        before: set[str] = set()
-        while process.is_alive() and time.monotonic() < deadline:
-            try:
-                current = {e.name for e in os.scandir(folder) if e.name.startswith(files.TEMPORARY)}
-            except FileNotFoundError:
-                continue
-            if fresh := current - before:
-                before |= fresh
-                if skip > 0:
-                    skip -= 1
-                    continue
-                time.sleep(rng.random() * 0.004)
-                try:
-                    os.kill(process.pid, signal.SIGSTOP)
-                except ProcessLookupError:
-                    break  # it ended by itself meanwhile
-                if stage(out).startswith(("saving", "pruning")):
-                    break
-                os.kill(process.pid, signal.SIGCONT)
-    else:
-        for _ in processes if len(processes) > 1 else []:
-            assert met.acquire(timeout=60), "the ranks did not meet"
-        time.sleep(rng.random() * (1.2 if len(processes) == 1 else 2.0))
+    """Kill any child after a random delay, which begins when all have met where there are several; the exit code."""
+    process = rng.choice(processes)
+    for _ in processes if len(processes) > 1 else []:
+        assert met.acquire(timeout=60), "the ranks did not meet"
+    time.sleep(rng.random() * (1.2 if len(processes) == 1 else 2.0))
     process.kill()
     code = end_of(processes)
     if code == -signal.SIGKILL:
@@ -327,24 +293,24 @@ def run_with_kills(
 ) -> Kills:
     """Kill `count` times, half of them inside a save, resuming each time; then let the run end.
 
-    The kills inside a save go through STAGES in turn, beginning with number `turn`, and the child ends itself there; a
-    sabotaged run makes other calls, so there the parent waits for a save to begin. The run is started afresh in a new
-    folder whenever it ends before all kills are used up. Only a sabotaged one may end by itself with an error: it can
-    leave a folder that nothing can resume.
+    The kills inside a save go through STAGES in turn, beginning with number `turn`, and the child ends itself there (a
+    sabotage that saves in another way makes the calls of `files.commit_folder` in their order). The run is started
+    afresh in a new folder whenever it ends before all kills are used up. Only a sabotaged one may end by itself with
+    an error: it can leave a folder that nothing can resume.
     """
     rng, kills, attempt = random.Random(seed), Kills(), 0
     folder = out / "0"
     while (done := kills.stages.total()) < count:
         resume = (folder / "run.json").exists()
         aim = None
-        if sabotage is None and done % 2 == 0:
+        if done % 2 == 0:
             aim = Aim((turn + done // 2) % len(STAGES), rng.randint(1, 4), rng.random() < 0.5)
         met = CONTEXT.Semaphore(0)
         processes = start(
             data, folder, resume=resume, options=options, sabotage=sabotage, aim=aim, ranks=ranks, met=met
         )
         if aim is None:
-            code = kill_at_random(processes, folder, rng, met, inside_save=done % 2 == 0, kills=kills)
+            code = kill_at_random(processes, folder, rng, met, kills)
         else:
             code = end_of(processes)
             if code == -signal.SIGKILL:
