@@ -1,9 +1,10 @@
-"""Make the n-th call of any primitive of files.py fail, as a disk would."""
+"""Make the n-th call of any primitive of files.py fail, as a disk would, or kill the process at one."""
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -49,3 +50,23 @@ class Faults:
         operation()
         self.stop()
         return self.calls
+
+
+def die_when(due: Callable[[], bool]) -> None:
+    """Before every call of a primitive of `files` `due` is asked; at a yes this process ends itself with SIGKILL.
+
+    Where the call is a write, half of it is done before.
+    """
+
+    def asking(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            if due():
+                if name == "_write":
+                    os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*arguments)
+
+        return call
+
+    for name in PRIMITIVES:
+        setattr(files, name, asking(name, getattr(files, name)))

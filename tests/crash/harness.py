@@ -31,6 +31,7 @@ from mocokit import files
 from mocokit.errors import RankLostError
 from tests import ranks as launching
 from tests.children import CONTEXT
+from tests.faults import die_when
 
 TOY: dict[str, Any] = {
     "epochs": 5,
@@ -114,18 +115,12 @@ class Aim:
             finally:
                 inside = False
 
-        def counted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any) -> Any:
-                nonlocal calls
-                if inside and saves == self.save:
-                    calls += 1
-                    if calls == self.call() and STAGES[self.stage] != "inside pruning":
-                        if name == "_write":
-                            os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
-                        os.kill(os.getpid(), signal.SIGKILL)
-                return original(*arguments)
-
-            return call
+        def due() -> bool:
+            nonlocal calls
+            if inside and saves == self.save:
+                calls += 1
+                return calls == self.call() and STAGES[self.stage] != "inside pruning"
+            return False
 
         def half_removed(path: Path, **more: Any) -> None:
             if inside and saves == self.save and STAGES[self.stage] == "inside pruning":
@@ -135,8 +130,7 @@ class Aim:
 
         pretraining.save_checkpoint = counted_save  # type: ignore[assignment]
         files.shutil.rmtree = half_removed  # type: ignore[assignment]
-        for name in ("_open", "_write", "_fsync", "_rename", "_mkdir", "_sync_folder"):
-            setattr(files, name, counted(name, getattr(files, name)))
+        die_when(due)
 
 
 def _child(

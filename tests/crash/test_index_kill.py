@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import random
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from mocokit.retrieval import index as store
 from mocokit.retrieval import query as asking
 from mocokit.retrieval.encode import unit
 from mocokit.retrieval.rows import rows_of_index
-from tests.crash import harness
+from tests.children import CONTEXT
+from tests.faults import die_when
 
 DIM = 64
 FIRST = 3000
@@ -31,8 +31,11 @@ def vectors_for(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     return unit((uniform(ids[:, None], np.arange(DIM, dtype=np.int64)[None]) - 0.5).astype(np.float32))
 
 
-def change(path: str, what: str, number: int) -> None:
-    """One write to an index, in a process that may be killed."""
+def change(path: str, what: str, number: int, last: int | None = None) -> None:
+    """One write to an index. last: before which call of the primitives of `files` the process ends itself."""
+    if last is not None:
+        calls = itertools.count(1)
+        die_when(lambda: next(calls) == last)
     place = Path(path)
     names = [f"{what}-{number}/{n}" for n in range(FIRST if what == "build" else 200)]
     table = make_index(names, labels=[what] * len(names))
@@ -51,39 +54,28 @@ def change(path: str, what: str, number: int) -> None:
             store.commit(store.with_removed(opened, np.arange(0, len(opened.rows), 7)))
 
 
-def kill_inside_a_write(path: Path, process: object, rng: random.Random) -> str:
-    """Wait until a temporary folder or a new generation appears, and kill at a random moment after."""
-    before = {entry.name for entry in os.scandir(path)}
-    deadline = time.monotonic() + 60
-    assert isinstance(process, harness.ForkServerProcess)
-    while process.is_alive() and time.monotonic() < deadline:
-        if {entry.name for entry in os.scandir(path)} - before:
-            time.sleep(rng.random() * rng.choice((0.004, 0.012, 0.03)))
-            process.kill()  # which bears that it ended by itself meanwhile; the caller reads how it ended
-            break
-    process.join()
+def stage(path: Path, before: set[str]) -> str:
+    """What a write had done, by what is new in the folder."""
     left = sorted(entry.name for entry in os.scandir(path) if entry.name not in before)
-    return "between" if not left else "a temporary left" if left[0].startswith(files.TEMPORARY) else "two generations"
+    if any(name.startswith("gen-") for name in left):
+        return "a new generation"
+    return "a temporary left" if any(name.startswith(files.TEMPORARY) for name in left) else "nothing new"
 
 
 @pytest.mark.slow
-def test_20_kills_leave_an_index_that_answers(tmp_path: Path) -> None:
+def test_a_kill_at_every_call_leaves_an_index_that_answers(tmp_path: Path) -> None:
     path = tmp_path / "index"
     change(str(path), "build", 0)
-    rng, stages, killed = random.Random(5), Counter[str](), 0
-    number = 0
-    while killed < 20:
-        number += 1
+    stages = Counter[str]()
+    for number in range(78):
+        what, last = ("add", "build", "remove")[number % 3], 1 + number // 3
         before = store.open_index(path)
-        what = ("add", "build", "remove")[number % 3]
-        process = harness.CONTEXT.Process(target=change, args=(str(path), what, number))
+        there = {entry.name for entry in os.scandir(path)}
+        process = CONTEXT.Process(target=change, args=(str(path), what, number, last))
         process.start()
-        stage = kill_inside_a_write(path, process, rng)
-        if process.exitcode == -signal.SIGKILL:
-            killed += 1
-            stages[f"{what}, {stage}"] += 1
-        else:
-            assert process.exitcode == 0
+        process.join()
+        assert process.exitcode in (0, -signal.SIGKILL)
+        stages[stage(path, there) if process.exitcode else "done"] += 1
         after = store.open_index(path)
         assert after.generation in (before.generation, before.generation + 1)
         assert np.array_equal(after.neighbours.vectors(), vectors_for(after.rows.ids))
@@ -93,7 +85,9 @@ def test_20_kills_leave_an_index_that_answers(tmp_path: Path) -> None:
         hits = asking.nearest(after, after.neighbours.vectors(np.array([row])), 3)[0]
         assert hits[0].id == after.rows.ids[row]
     print(dict(stages))
-    assert sum(count for name, count in stages.items() if "between" not in name) >= 8
+    assert stages["a temporary left"] >= 20
+    assert stages["done"] >= 1, "some kills must come after the last call"
+    assert stages["a new generation"] >= 5
     change(str(path), "add", 10_000)  # sweeps what the kills left
     assert sorted(entry.name for entry in path.iterdir() if entry.name.startswith((".tmp", "gen-"))) == [
         (path / "CURRENT").read_text().strip()

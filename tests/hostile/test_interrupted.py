@@ -28,7 +28,7 @@ from mocokit.data.sources import open_source
 from mocokit.errors import MocokitError
 from mocokit.reporting import plots
 from tests.children import CONTEXT
-from tests.faults import PRIMITIVES
+from tests.faults import die_when
 from tests.toy import OPTIONS, contents, labelled_npz, verified_steps
 
 PLAN = {
@@ -161,20 +161,12 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _child(verb: str, place: str, told: str, at: int) -> None:
     calls = 0
 
-    def counted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == at:
-                if name == "_write":
-                    os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*arguments)
+    def due() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls == at
 
-        return call
-
-    for name in PRIMITIVES:
-        setattr(files, name, counted(name, getattr(files, name)))
+    die_when(due)
     code, said = 0, ""
     try:
         VERBS[verb][0](Path(place))
