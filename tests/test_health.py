@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from matplotlib.axes import Axes
 from torch import Tensor
 from torch.nn import functional as F
 
+from mocokit.api.measuring import probe_of
+from mocokit.api.opening import build_store, configure
 from mocokit.contrast import health
 from mocokit.contrast.encoders import EncoderConfig, EncoderPair, build_encoder, build_predictor
 from mocokit.contrast.health import Classes, HealthProbe, findings
@@ -16,7 +19,11 @@ from mocokit.contrast.key_queue import KeyQueue
 from mocokit.contrast.method import ContrastConfig
 from mocokit.contrast.parts import ViewPair
 from mocokit.contrast.steps import step_of
+from mocokit.data.loader import BatchLoader, BatchPlan
+from mocokit.options import PretrainOptions
 from mocokit.reporting.plots import health_figure, results_figure, save_figure
+from mocokit.training.loop import Schedule
+from tests.toy import npz
 
 RNG = np.random.default_rng(0)
 
@@ -122,8 +129,7 @@ class Training:
     def new_probe(self, every: int, K: int) -> HealthProbe:
         ids = torch.arange(64)
         return HealthProbe(
-            self.view(ids, 10_001),
-            self.view(ids, 10_002),
+            lambda number: self.view(ids, 10_001 + number),
             ids,
             every=every,
             lifetime=K / N if self.queue else 0,
@@ -196,9 +202,9 @@ def test_eval_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="train mode"):
         training.probe.measure(training.pair, training.queue, 1)
     with pytest.raises(ValueError, match="every"):
-        HealthProbe(torch.zeros(8, 3, 4, 4), torch.zeros(8, 3, 4, 4), torch.arange(8), every=0)
+        HealthProbe(training.probe.view, torch.arange(8), every=0)
     with pytest.raises(ValueError, match="at least 8"):
-        HealthProbe(torch.zeros(4, 3, 4, 4), torch.zeros(4, 3, 4, 4), torch.arange(4), every=1)
+        HealthProbe(training.probe.view, torch.arange(4), every=1)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +218,7 @@ def test_ages_of_keys_and_the_cosine_at_each(every: int, K: int, ages: list[int]
 
     def watched(pair: EncoderPair, queue: KeyQueue | None, *, step: int, **facts: Any) -> dict[str, Any] | None:
         with torch.no_grad(), health.statistics_untouched(pair.key):
-            made[step] = F.normalize(pair.key(training.probe.x_k), dim=1)
+            made[step] = F.normalize(pair.key(training.probe.view(1)), dim=1)
         return measure_at(pair, queue, step=step, **facts)
 
     training.probe.after_step = watched  # type: ignore[method-assign]
@@ -233,8 +239,8 @@ def test_a_row_is_what_the_encoders_say() -> None:
     pair, queue, probe = training.pair, training.queue, training.probe
     assert queue is not None
     with torch.no_grad(), health.statistics_untouched(pair.query), health.statistics_untouched(pair.key):
-        h, z = pair.query.h_and_z(probe.x_q)
-        k = pair.key(probe.x_k)
+        h, z = pair.query.h_and_z(probe.view(0))
+        k = pair.key(probe.view(1))
     q, k = F.normalize(z, dim=1), F.normalize(k, dim=1)
     assert row["spread_z"] == health.spread(z)
     assert row["spread_h"] == health.spread(h)
@@ -347,12 +353,27 @@ def test_news_are_told_once() -> None:
     filling = [one["findings"].get("filling") for one in training.probe.rows]
     assert filling[0] is not None
     assert filling[-1] is None
-    resumed = HealthProbe(
-        training.probe.x_q, training.probe.x_k, training.probe.ids, every=5, rows=training.probe.rows[:1]
-    )
+    resumed = HealthProbe(training.probe.view, training.probe.ids, every=5, rows=training.probe.rows[:1])
     assert resumed.news() == [filling[0]]
     resumed.rows.append(training.probe.rows[0])
     assert resumed.news() == []
+
+
+@pytest.mark.parametrize(("size", "kept"), [(16, True), (160, False)])
+def test_large_views_are_made_anew_for_every_look(tmp_path: Path, size: int, kept: bool) -> None:
+    source, config = configure(str(npz(tmp_path / "data.npz")), PretrainOptions(image_size=size, batch_size=8), {})
+    store = build_store(source, side=config.data.side, cache=None, max_bad=0.0)
+    loader = BatchLoader(store, source.index, config.views, BatchPlan(source.index.ids, 8, 0))
+    probe = probe_of(loader, config, Schedule(6, 12, 10, 1), [], torch.device("cpu"))
+    assert probe is not None
+    rows = np.argsort(source.index.ids)
+    expected = loader.of_rows(np.sort(rows), 0)
+    assert torch.equal(probe.ids, expected.ids)
+    for number, x in enumerate((expected.x_q, expected.x_k)):
+        first, second = probe.view(number), probe.view(number)
+        assert torch.equal(first, x)
+        assert torch.equal(second, x)
+        assert (first is second) == kept
 
 
 # ------------------------------------------------------------------------------------------------------- pictures

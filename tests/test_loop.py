@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -336,6 +337,27 @@ def test_a_stopped_command_says_so_saves_and_resumes_exactly(
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{done}"]
     assert harness.finish(start_cli([*command, "--resume"], errors)) == 0, errors.read_text()
     assert harness.fingerprint(tmp_path / "run") == whole
+
+
+def test_nothing_of_a_step_is_held_while_the_next_views_are_made(run: RunFolder) -> None:
+    state, seen = fresh(), 0
+
+    def one(step: int, told: list[Any]) -> Pictures:
+        (batch,) = picture_batches(step, step + 1)
+        told.append(weakref.ref(batch.x_q))
+        return batch
+
+    def batches(start: int, stop: int) -> Iterator[Pictures]:
+        nonlocal seen
+        told: list[Any] = []
+        for step in range(start, stop):
+            assert [views() for views in told] == [None] * len(told)
+            assert all(p.grad is None for p in state.pair.trained.values())
+            yield one(step, told)
+            seen += 1
+
+    train(state, run, batches=batches)
+    assert seen == 8
 
 
 # ------------------------------------------------------------------------------------------- rows and schedules

@@ -36,10 +36,10 @@ def bad_view(which: str, row: int, value: float) -> Poison:
         original = loader_module.make_views
 
         def make_views(config: Any, pixels: Any, extents: Any, ids: Any, *, epoch: int, **rest: Any) -> Any:
-            x_q, x_k = original(config, pixels, extents, ids, epoch=epoch, **rest)
+            made = original(config, pixels, extents, ids, epoch=epoch, **rest)
             if epoch == 1 and len(ids) == 8 and TARGET in ids.tolist():
-                {"x_q": x_q, "x_k": x_k}[which][ids.tolist().index(TARGET), 0, 3, 3] = value
-            return x_q, x_k
+                made[("x_q", "x_k").index(which)][ids.tolist().index(TARGET), 0, 3, 3] = value
+            return made
 
         monkeypatch.setattr(loader_module, "make_views", make_views)
 

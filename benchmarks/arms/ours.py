@@ -19,6 +19,7 @@ import torch
 from benchmarks import cases
 from benchmarks.arms import Order, Step
 from benchmarks.pace import Clock, Pace
+from torch import Tensor
 
 from mocokit.api.measuring import probe_of
 from mocokit.api.opening import build_store, configure
@@ -92,9 +93,9 @@ class Ours:
             "seconds to decode": round(decoded, 3),
         }
 
-    def _state(self, **execution: Any) -> TrainState:
+    def _state(self, encoder: Encoder, **execution: Any) -> TrainState:
         config = dataclasses.replace(self.config, execution=dataclasses.replace(self.execution, **execution))
-        state = make_state(config, copy.deepcopy(self._first))
+        state = make_state(config, encoder)
         if state.queue is not None and config.contrast.queue_init == "random":
             state.queue.vectors.copy_(cases.first_queue(self.order.what, self.order.seed))
         return state
@@ -106,11 +107,17 @@ class Ours:
         return self.clock.state.pair.query
 
     def gate(self) -> Step:
-        """One real step with a learning rate of 0: the gradients stay."""
-        state = self._state(precision="fp32", layout="contiguous")
+        """One real step up to its optimiser, which is to get these gradients."""
+        state = self._state(copy.deepcopy(self._first), precision="fp32", layout="contiguous")
         x_q, x_k = cases.gate_batch(self.order.what)
         unknown = torch.full((len(x_q),), NO_ID)
         update = QueryUpdate(state, 0.0, 1, lambda: "the gate's batch")
+        gradients: list[Tensor] = []
+
+        def take(closure: Any = None) -> None:
+            gradients.extend(p.grad for p in state.pair.trained.values() if p.grad is not None)
+
+        state.optimizer.step = take  # type: ignore[assignment, method-assign]
         step_of(self.config.contrast)(
             state.pair,
             state.queue,
@@ -121,11 +128,11 @@ class Ours:
             update_query_=update,
             gather=lambda keys: keys,
         )
-        return Step(update.loss, [p.grad for p in state.pair.trained.values() if p.grad is not None])
+        return Step(update.loss, gradients)
 
     def train(self, pace: Pace) -> None:
         """The library's loop, until the pace ends."""
-        state = self.clock.state = self._state()
+        state = self.clock.state = self._state(self._first)
         per_epoch = self.loader.plan.steps_per_epoch
         steps = per_epoch * self.config.train.epochs if self.config.train.epochs > 1 else ENDLESS
         schedule = Schedule(per_epoch, steps, ENDLESS, ENDLESS)

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mocokit.api.planning import key_life
 from mocokit.contrast.health import Classes, HealthProbe
+from mocokit.data.clips import ClipStore
 from mocokit.data.loader import BatchLoader
 from mocokit.errors import DataError, UsageError
 from mocokit.evaluation.labelled import LabelledData, open_labelled
@@ -20,6 +22,8 @@ from mocokit.training.settings import RunConfig
 
 PROBE_IMAGES, PROBE_EVERY, PROBE_ROWS = 128, 100, 500
 """Health is measured on so many images every so many steps; more rarely where that makes more rows than this."""
+PROBE_KEPT = 2**24
+"""Bytes up to which the views of these images are kept between measurements."""
 
 
 def probe_of(
@@ -29,19 +33,27 @@ def probe_of(
     rows: list[dict[str, Any]],
     device: torch.device,
 ) -> HealthProbe | None:
-    """What measures health: a fixed batch of views. None where there are too few images to say anything."""
+    """What measures health: a fixed batch of views. None where there are too few images to say anything.
+
+    The views are kept where they are small, or of clips, which cost decoding; else they are made for every look anew,
+    since at 224 px they are as much memory as the batches of several steps.
+    """
     index = loader.index
     chosen = np.sort(np.argsort(index.ids, kind="stable")[:PROBE_IMAGES])
     if len(chosen) < 8:
         return None
-    batch = loader.of_rows(chosen, 0).to(device)
+
+    def view(number: int) -> Tensor:
+        return loader.views_of_rows(chosen, 0, (number,))[0].to(device)
+
+    small = 2 * 3 * 4 * len(chosen) * config.views.size**2 <= PROBE_KEPT
+    kept = [view(0), view(1)] if small or isinstance(loader.store, ClipStore) else []
     classes = None
     if (index.labels >= 0).any():
         classes = Classes(torch.tensor(index.ids, device=device), torch.tensor(index.labels, device=device))
     return HealthProbe(
-        batch.x_q,
-        batch.x_k,
-        batch.ids,
+        kept.__getitem__ if kept else view,
+        torch.tensor(index.ids[loader.store.replaced[chosen]], device=device),
         every=max(PROBE_EVERY, schedule.total_steps // PROBE_ROWS),
         lifetime=key_life(config) or 0.0,
         classes=classes,

@@ -9,7 +9,7 @@ Shapes: P images in the probe batch, N rows in general, D dimensions, K keys in 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,7 +141,8 @@ class Classes:
 class HealthProbe:
     """Measures a pair of encoders on one fixed batch every `every` steps.
 
-    x_q, x_k: two views of P images, float32 [P, 3, H, W], always the same; ids: int64 [P]. lifetime: steps that a key
+    view: gives view 0 (of queries) and view 1 (of keys) of P images, float32 [P, 3, H, W], always the same; asked for
+    each when it is needed, so that they need not be held. ids: int64 [P], of these images. lifetime: steps that a key
     stays in the queue (K / batch size), 0 without a queue. classes: labels for diagnosis. rows: the measurements of the
     run so far, where it is resumed.
 
@@ -153,8 +154,7 @@ class HealthProbe:
 
     def __init__(
         self,
-        x_q: Tensor,
-        x_k: Tensor,
+        view: Callable[[int], Tensor],
         ids: Tensor,
         *,
         every: int,
@@ -166,7 +166,7 @@ class HealthProbe:
             raise ValueError(f"`every` must be at least 1 step. Got {every}.")
         if len(ids) < 8:
             raise ValueError(f"A probe needs at least 8 images. Got {len(ids)}.")
-        self.x_q, self.x_k, self.ids = x_q, x_k, ids
+        self.view, self.ids = view, ids
         self.every, self.lifetime, self.classes = every, lifetime, classes
         self.rows: list[Mapping[str, Any]] = list(rows)
         self._born: list[tuple[int, Tensor]] = []
@@ -196,7 +196,7 @@ class HealthProbe:
             row["findings"] = findings([*self.rows, row])
             self.rows.append(row)
         elif queue is not None and self._wanted(step, total_steps):
-            self._born.append((step, self._keys(pair)))
+            self._born.append((step, self._keys(pair, self.view(1))))
         return row
 
     @torch.no_grad()
@@ -208,12 +208,13 @@ class HealthProbe:
         if not (pair.query.training and pair.key.training):
             raise ValueError("A probe measures encoders in train mode, as they are contrasted. Call pair.train().")
         with statistics_untouched(pair.query):
-            h, z = pair.query.h_and_z(self.x_q)
+            h, z = pair.query.h_and_z(self.view(0))
         q = z
         if pair.predictor is not None:
             with statistics_untouched(pair.predictor):
                 q = pair.predictor(z)
-        q, k = F.normalize(q, dim=1), self._keys(pair)
+        x_k = self.view(1)
+        q, k = F.normalize(q, dim=1), self._keys(pair, x_k)
         row: dict[str, Any] = {
             "probe": len(q),
             "spread_z": spread(z),
@@ -230,7 +231,7 @@ class HealthProbe:
             row["theta_distance"] = parameter_distance(pair.theta_q, pair.theta_k)
         if queue is not None:
             row |= self._of_queue(q, queue)
-            row["staleness"] = self._staleness(pair, k, step)
+            row["staleness"] = self._staleness(pair, x_k, k, step)
         else:
             apart = ~torch.eye(len(q), dtype=torch.bool, device=q.device)
             row["negatives"] = histogram((q @ k.T)[apart])
@@ -255,16 +256,16 @@ class HealthProbe:
         return row
 
     @torch.no_grad()
-    def _keys(self, pair: EncoderPair) -> Tensor:
+    def _keys(self, pair: EncoderPair, x_k: Tensor) -> Tensor:
         with statistics_untouched(pair.key):
-            return F.normalize(pair.key(self.x_k), dim=1)
+            return F.normalize(pair.key(x_k), dim=1)
 
-    def _staleness(self, pair: EncoderPair, k: Tensor, step: int) -> list[list[float]]:
+    def _staleness(self, pair: EncoderPair, x_k: Tensor, k: Tensor, step: int) -> list[list[float]]:
         """(age in steps, cosine) of the probe's earlier keys that would still be in the queue, youngest first."""
         self._born = [(born, keys) for born, keys in self._born if step - born <= self.lifetime]
         told = [[step - born, mean_cosine(keys, k)] for born, keys in reversed(self._born)]
         if not self._checked:  # the same view in the same batch, by the same parameters: it must read 1
-            told.insert(0, [0, mean_cosine(k, self._keys(pair))])
+            told.insert(0, [0, mean_cosine(k, self._keys(pair, x_k))])
             self._checked = True
         if not self._born or step - self._born[-1][0] >= self.lifetime / 15:
             self._born.append((step, k))

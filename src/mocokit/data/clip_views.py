@@ -6,6 +6,8 @@ number is a function of (seed, epoch, clip id, view), as for pictures.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
@@ -46,11 +48,12 @@ def make_clip_views(
     *,
     seed: int,
     epoch: int,
+    views: Sequence[int] = (0, 1),
     threads: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """Two views of B clips, float32 [B, 3, T, size, size] each. rows: clips that could be read; ids: int64 [B].
+) -> tuple[Tensor, ...]:
+    """One tensor of B clips for each number in `views`, float32 [B, 3, T, size, size].
 
-    threads: as in make_views.
+    rows: clips that could be read; ids: int64 [B]. threads: as in make_views.
     """
 
     def of(view: int) -> Tensor:
@@ -58,7 +61,7 @@ def make_clip_views(
         clips, extents = store.cut(store.source.video[rows], start, stride)
         return moved_view(config, clips, extents, ids, seed=seed, epoch=epoch, view=view, threads=threads)
 
-    return of(0), of(1)
+    return tuple(map(of, views))
 
 
 def moved_view(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -125,15 +126,21 @@ class BatchLoader:
     def of_rows(self, rows: Rows, step: int) -> Batch:
         """The batch that these rows (int64 [N]) make at a step; it is the epoch that decides their views."""
         shown = self.store.replaced[rows]  # a row that can't be read shows another one; its id goes with it
+        x_q, x_k = self.views_of_rows(rows, step)
+        ids, groups = self.index.ids[shown], self.index.groups[shown]
+        return Batch(step, x_q, x_k, torch.from_numpy(ids), torch.from_numpy(groups), rows)
+
+    def views_of_rows(self, rows: Rows, step: int, views: Sequence[int] = (0, 1)) -> tuple[Tensor, ...]:
+        """Views of these rows alone: x_q is number 0, x_k number 1."""
+        shown = self.store.replaced[rows]
         ids = self.index.ids[shown]
         seed, epoch = self.plan.seed, step // self.plan.steps_per_epoch
         threads = 1 if self.workers else torch.get_num_threads()
+        how: dict[str, Any] = {"seed": seed, "epoch": epoch, "views": views, "threads": threads}
         if isinstance(self.store, ClipStore):
-            x_q, x_k = make_clip_views(self.views, self.store, shown, ids, seed=seed, epoch=epoch, threads=threads)
-        else:
-            pixels, extents = self.store.batch(rows)
-            x_q, x_k = make_views(self.views, pixels, extents, ids, seed=seed, epoch=epoch, threads=threads)
-        return Batch(step, x_q, x_k, torch.from_numpy(ids), torch.from_numpy(self.index.groups[shown]), rows)
+            return make_clip_views(self.views, self.store, shown, ids, **how)
+        pixels, extents = self.store.batch(rows)
+        return make_views(self.views, pixels, extents, ids, **how)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """The batches of steps start ... stop - 1."""

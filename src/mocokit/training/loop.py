@@ -126,8 +126,6 @@ class QueryUpdate:
     def __call__(self, losses: Iterable[Contrast]) -> None:
         """Raises DivergedError, on all ranks and before anything is updated, when a loss or gradient is not finite."""
         optimizer, trained = self.state.optimizer, self.state.pair.trained.values()
-        for parameter in trained:  # all that the optimiser has
-            parameter.grad = None
         for contrast in losses:
             torch.autograd.backward(contrast.loss if self.parts == 1 else contrast.loss / self.parts)
             self.clock.mark("other")
@@ -153,6 +151,8 @@ class QueryUpdate:
             group["lr"] = self.lr
         self.clock.mark("update")
         optimizer.step()
+        for parameter in trained:  # all that the optimiser has; not held while the next step builds its graph
+            parameter.grad = None
 
     def _suspects(self, own_loss: float) -> str:
         """The images of the first rank whose own loss is not finite; where there is none, of rank 0."""
@@ -299,6 +299,7 @@ def run_training(
                 "everything is saved. Continue with --resume.",
                 asked,
             )
+        del batch, parts, update  # their views need not be there while the next ones are made
         meter.waiting()
         clock.end_step()
         clock.mark("wait")
