@@ -22,7 +22,7 @@ from mocokit.errors import OutOfMemoryError, is_out_of_memory
 
 Rows = npt.NDArray[np.int64]
 
-_TOGETHER = 2**18
+_TOGETHER = 2**20
 """Pixels up to which views of several steps are made at once between the steps."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +13,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.sgd import sgd
+
+from mocokit.training.precision import num_threads
+
+FEW = 2**17
+"""Numbers in all parameters below which waking torch's other threads costs an update more than they give."""
 
 Kind = Literal["sgd", "lars", "adamw"]
 
@@ -107,9 +113,11 @@ class SGD(_Eager, torch.optim.SGD):
         if any(buffer is None for found in buffers for buffer in found):  # the first step, or no momentum
             inspect.unwrap(torch.optim.SGD.step)(self, closure)
             return
-        for group, params, found in zip(self.param_groups, moving, buffers, strict=True):
-            gradients = [p.grad for p in params if p.grad is not None]
-            sgd(params, gradients, found, fused=True, **{name: group[name] for name in _SGD_SETTINGS})
+        few = sum(p.numel() for params in moving for p in params) < FEW
+        with num_threads(1) if few else contextlib.nullcontext():
+            for group, params, found in zip(self.param_groups, moving, buffers, strict=True):
+                gradients = [p.grad for p in params if p.grad is not None]
+                sgd(params, gradients, found, fused=True, **{name: group[name] for name in _SGD_SETTINGS})
 
     step.hooked = True  # type: ignore[attr-defined]  # nobody hooks in: torch then wraps nothing around it
 
