@@ -21,43 +21,53 @@ from mocokit.data.image_ops import BoolArray, IntArray
 Pictures = npt.NDArray[np.float32]
 Levels = npt.NDArray[np.uint8]
 Shares = npt.NDArray[np.int32]
+Weights = npt.NDArray[np.float64]
 
 _0, _HALF, _1, _2, _4, _6 = (np.float32(value) for value in (0.0, 0.5, 1.0, 2.0, 4.0, 6.0))
 _RED, _GREEN, _BLUE = np.float32(0.2989), np.float32(0.587), np.float32(0.114)
 _WHITE = np.float32(255.0)
 _GREY_STEPS = np.float32(2**24)
 _FINE, _SHARE, _ROUND, _SHARE_BITS = 2.0**32, 2.0**16, 2**15, 16
+_8, _16, _24 = (np.uint32(bits) for bits in (8, 16, 24))
 
 
 @compiled
-def _filter(length: int, size: int, mirrored: bool, first: IntArray, count: IntArray, share: Shares) -> None:
+def _filter(
+    length: int, size: int, mirrored: bool, first: IntArray, count: IntArray, share: Shares, room: Weights
+) -> None:
     """Pillow's triangle filter along one side: of each output pixel the first input, how many, and their shares.
 
-    first, count: int64 [s], filled; share: int32 [s, taps], filled with multiples of 2^-16. See image_ops._taps.
+    first, count: int64 [s], filled; share: int32 [s, taps], filled with multiples of 2^-16. room: float64
+    [taps + 1, s], to work in. See image_ops._taps.
     """
     scale = length / size
     support = max(scale, 1.0)
     taps = 2 * math.ceil(support) + 1
-    weight = np.empty(taps)
+    total = room[taps]
+    total[:] = 0.0
+    for t in range(taps):
+        weight = room[t]
+        for place in range(size):
+            centre = ((size - 1 - place if mirrored else place) + 0.5) * scale
+            pixel = math.floor(centre - support + 0.5) + t
+            raw = 1 - abs(pixel + 0.5 - centre) / support
+            inside = pixel >= 0 and pixel < length and raw > 0
+            weight[place] = np.rint((raw if inside else 0.0) * _FINE)
+            total[place] += weight[place]
+    for t in range(taps):
+        weight = room[t]
+        for place in range(size):
+            weight[place] = np.rint(weight[place] * (_SHARE / total[place]))
     for place in range(size):
         centre = ((size - 1 - place if mirrored else place) + 0.5) * scale
-        pixel = math.floor(centre - support + 0.5)
-        total = 0.0
-        for t in range(taps):
-            inside = pixel + t >= 0 and pixel + t < length
-            raw = max(1 - abs(pixel + t + 0.5 - centre) / support, 0.0) if inside else 0.0
-            weight[t] = np.rint(raw * _FINE)
-            total += weight[t]
-        lowest, used = 0, 0
-        for t in range(taps):
-            whole = np.int32(np.rint(weight[t] * (_SHARE / total)))
-            if whole > 0 and used == 0:
-                lowest = t
-            if whole > 0:
-                used = t - lowest + 1
-            if used > 0:
-                share[place, t - lowest] = whole
-        first[place], count[place] = pixel + lowest, used
+        t = 0
+        while room[t, place] == 0:
+            t += 1
+        first[place], used = math.floor(centre - support + 0.5) + t, 0
+        while t < taps and room[t, place] > 0:
+            share[place, used] = np.int32(room[t, place])
+            t, used = t + 1, used + 1
+        count[place] = used
 
 
 @compiled
@@ -83,48 +93,88 @@ def _weighted(lines: Any, share: Any, count: int, total: Any) -> None:
 
 
 @compiled
-def _turn(picture: Any, turned: Any) -> None:
-    """turned [w, h] = picture [h, w], both uint8. (Blocks were tried: three times slower.)"""
+def _levels_of_two(a: Any, b: Any, w: Any, v: Any, level: Any) -> None:
+    """level [L], uint8 = what `_weighted` gives for two lines (the usual number), without its fraction."""
+    for i in range(level.shape[0]):
+        level[i] = (a[i] * w + b[i] * v + _ROUND) >> _SHARE_BITS
+
+
+@compiled
+def _turn(picture: Any, words: Any, start: int, line: Any) -> None:
+    """Columns of picture [h, w], uint8, become lines: four pixels a word (the lowest byte first), from word `start` on.
+
+    words: uint32 [w, ...]; line: uint32 [w], to work in. A last word that is not full repeats the last row. One pixel
+    at a time it takes twice as long, and more where the rows of the picture lie a power of two apart in memory.
+    """
     height, width = picture.shape
-    for j in range(width):
-        for i in range(height):
-            turned[j, i] = picture[i, j]
+    last = height - 1
+    for block in range((height + 3) // 4):
+        i = 4 * block
+        a, b, c, d = picture[i], picture[min(i + 1, last)], picture[min(i + 2, last)], picture[min(i + 3, last)]
+        for j in range(width):
+            line[j] = (np.uint32(a[j]) | np.uint32(b[j]) << _8) | (np.uint32(c[j]) << _16 | np.uint32(d[j]) << _24)
+        place = start + block
+        for j in range(width):
+            words[j, place] = line[j]
+
+
+@compiled
+def _words(pixels: int) -> int:
+    """Words of a line of that many pixels of three channels: whole cache lines, and an odd number of them.
+
+    What lies an even number of lines apart shares too few places in the cache for a column of them.
+    """
+    lines = (3 * ((pixels + 3) // 4) + 15) // 16
+    return 16 * (lines if lines % 2 else lines + 1)
 
 
 @compiled
 def crop_resize(images: Levels, source: IntArray, boxes: IntArray, flip: BoolArray, out: Pictures) -> None:
     """image_ops.crop_resize into out, float32 [N, 3, s, s]. Picture n is cut from images[source[n]], [B, 3, S, S].
 
-    Both passes run along lines as long as can be, the three channels one after the other: columns are shrunk first,
-    with a column as a line of the picture turned over, then rows.
+    Both passes run along lines as long as can be, the three channels one after the other, each begun at a whole word:
+    columns are shrunk first, with a column as a line of the picture turned over, then rows. Lines are gone through by
+    four words, beyond their end too: what stands there is used by nobody.
     """
     size, side = out.shape[3], images.shape[3]
     longest = 2 * math.ceil(max(1.0, side / size)) + 1
     first_x, count_x, share_x = np.empty(size, np.int64), np.empty(size, np.int64), np.empty((size, longest), np.int32)
     first_y, count_y, share_y = np.empty(size, np.int64), np.empty(size, np.int64), np.empty((size, longest), np.int32)
-    turned, narrow = np.empty((side, 3 * side), np.uint8), np.empty((size, 3 * side), np.uint8)
-    rows, total = np.empty((side, 3 * size), np.uint8), np.empty(3 * max(side, size), np.int32)
+    weights = np.empty((longest + 1, size))
+    columns, lines = np.empty((side, _words(side)), np.uint32), np.empty((side, _words(size)), np.uint32)
+    columns_u8, lines_u8 = columns.view(np.uint8), lines.view(np.uint8)
+    narrow = np.empty((size, columns_u8.shape[1]), np.uint8)
+    most = max(columns_u8.shape[1], lines_u8.shape[1])
+    line, sums = np.empty(max(side, size), np.uint32), np.empty(most, np.int32)
+    across = (size + 3) // 4
     for n in range(out.shape[0]):
         top, left, height, width = boxes[n]
-        _filter(width, size, flip[n], first_x, count_x, share_x)
-        _filter(height, size, False, first_y, count_y, share_y)
+        _filter(width, size, flip[n], first_x, count_x, share_x, weights)
+        _filter(height, size, False, first_y, count_y, share_y, weights)
+        down = (height + 3) // 4
         for channel in range(3):
             box = images[source[n], channel, top : top + height, left : left + width]
-            _turn(box, turned[:, channel * height : (channel + 1) * height])
-        levels = total[: 3 * height]
+            _turn(box, columns, channel * down, line)
+        length = (3 * down + 3) // 4 * 16
+        total = sums[:length]
         for j in range(size):
-            _weighted(turned[first_x[j] :, : 3 * height], share_x[j], count_x[j], levels)
-            line = narrow[j]
-            for i in range(3 * height):
-                line[i] = levels[i] >> _SHARE_BITS
+            column, level = columns_u8[first_x[j] :, :length], narrow[j, :length]
+            if count_x[j] == 2:
+                _levels_of_two(column[0], column[1], share_x[j, 0], share_x[j, 1], level)
+                continue
+            _weighted(column, share_x[j], count_x[j], total)
+            for i in range(length):
+                level[i] = total[i] >> _SHARE_BITS
         for channel in range(3):
-            part = narrow[:, channel * height : (channel + 1) * height]
-            _turn(part, rows[:, channel * size : (channel + 1) * size])
-        levels = total[: 3 * size]
+            begin = 4 * channel * down
+            _turn(narrow[:, begin : begin + height], lines, channel * across, line)
+        length = (3 * across + 3) // 4 * 16
+        total = sums[:length]
         for i in range(size):
-            _weighted(rows[first_y[i] :], share_y[i], count_y[i], levels)
+            _weighted(lines_u8[first_y[i] :, :length], share_y[i], count_y[i], total)
             for channel in range(3):
-                pixels, whole = out[n, channel, i], levels[channel * size : (channel + 1) * size]
+                begin = 4 * channel * across
+                pixels, whole = out[n, channel, i], total[begin : begin + size]
                 for j in range(size):
                     pixels[j] = np.float32(whole[j] >> _SHARE_BITS) / _WHITE
 
