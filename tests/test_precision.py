@@ -56,7 +56,7 @@ def test_what_is_named_is_not_timed() -> None:
 def test_one_thread_must_be_worth_it(monkeypatch: pytest.MonkeyPatch, together: float, threads: int) -> None:
     """Only where its step is 5 % faster than that of all: a machine whose cores are busy for a moment shows less."""
 
-    def clocked(*_: object) -> float:
+    def clocked(*_: object, **__: object) -> float:
         return 1.0 if torch.get_num_threads() == 1 else together
 
     monkeypatch.setattr(precision, "time_step", clocked)
@@ -68,6 +68,42 @@ def test_one_thread_must_be_worth_it(monkeypatch: pytest.MonkeyPatch, together: 
     assert chosen.threads == threads
     assert f"{together * 1e3:.3g} ms with 4 threads; 1e+03 ms with one" in chosen.reason
     assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ([1.0, 0.985, 0.96, 0.955], "fp32 contiguous"),
+        ([1.0, 0.97, 0.96, 0.93], "fp32 channels-last"),
+        ([1.0, 1.2, 0.94, 0.93], "bf16 contiguous"),
+        ([1.0, 1.2, 0.94, 0.92], "bf16 channels-last"),
+        ([1.0, 0.97, 0.99, 0.9], "bf16 channels-last"),
+    ],
+)
+def test_what_gains_little_is_left(monkeypatch: pytest.MonkeyPatch, seconds: list[float], chosen: str) -> None:
+    """5 % for bf16, 2 % for a layout; and a moment in which the machine did something else decides nothing."""
+    arms = [("fp32", "contiguous"), ("fp32", "channels-last"), ("bf16", "contiguous"), ("bf16", "channels-last")]
+    visits: list[int] = []
+
+    def clocked(encoder: Encoder, *_: object, **__: object) -> float:
+        last = encoder.backbone.trunk[0].weight.is_contiguous(memory_format=torch.channels_last)
+        arm = arms.index(("bf16" if encoder.autocast else "fp32", "channels-last" if last else "contiguous"))
+        visits.append(arm)
+        return seconds[arm] * (3.0 if 3 <= len(visits) < 6 else 1.0)  # a busy moment
+
+    monkeypatch.setattr(precision, "time_step", clocked)
+    monkeypatch.setattr(precision, "has_fast_bf16", lambda device: True)
+    found = choose_execution(small(), views(), replace(PLAIN, precision="auto", layout="auto"))
+    assert f"{found.precision} {found.layout}" == chosen
+    assert visits[:8] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_a_slow_step_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    visits = []
+    monkeypatch.setattr(precision, "time_step", lambda *_, **__: visits.append(0) or 40.0)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(precision, "LONG_TRIAL", -1.0)
+    choose_execution(small(), views(), replace(PLAIN, layout="auto"))
+    assert len(visits) == 2
 
 
 def test_views_get_a_thread_of_their_own_where_a_core_is_left() -> None:

@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -65,10 +65,11 @@ def choose_execution(encoder: Encoder, sample: Tensor, wanted: ExecutionConfig, 
     """Settle everything that is "auto" or None, on the device of `sample`.
 
     sample: float32 [N, 3, H, W], a batch as training will see it. Precision and layout are decided by timing a few
-    forward and backward passes. bfloat16 is chosen only where the hardware has it and a step is at least 5 % faster
-    for it. On a CPU, threads None: all that torch would use, or one where its step is at least 5 % faster. Compiling is
-    tried only where `steps` of them take 20 minutes or more: the trial alone takes about one. Leaves the encoder's
-    weights, statistics and gradients as they were. Raises UsageError where compiling is asked for and can't be done.
+    forward and backward passes by turns. bfloat16 is chosen only where the hardware has it and a step is at least 5 %
+    faster for it, another layout than torch's own where it is 2 % faster. On a CPU, threads None: all that torch would
+    use, or one where its step is at least 5 % faster. Compiling is tried only where `steps` of them take 20 minutes or
+    more: the trial alone takes about one. Leaves the encoder's weights, statistics and gradients as they were. Raises
+    UsageError where compiling is asked for and can't be done.
     """
     settled = replace(wanted, device=str(sample.device), threads=wanted.threads or torch.get_num_threads(), reason="")
     precisions: list[Precision] = [wanted.precision]
@@ -83,50 +84,48 @@ def choose_execution(encoder: Encoder, sample: Tensor, wanted: ExecutionConfig, 
     if len(arms) == 1 and wanted.compile != "auto" and not one_thread_too:
         return arms[0]
     before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
-    seconds = []
-    with num_threads(arms[0].threads or 1):
-        for arm in arms:
-            apply_execution(encoder, arm)
-            seconds.append(time_step(encoder, sample))
-            release_freed_memory()  # layouts and precisions leave pieces that the next has no use for
-    # A gain below 5 % is noise: the plainer arm keeps its place.
-    best = 0
+    seconds = _by_turns(encoder, sample, arms)
+    best = 0  # the plainer arm keeps its place where another gains little
     for index in range(1, len(arms)):
-        if seconds[index] < 0.95 * seconds[best]:
+        same = arms[index].precision == arms[best].precision
+        if seconds[index] < (LAYOUT_GAIN if same else GAIN) * seconds[best]:
             best = index
     timings = ", ".join(f"{a.precision} {a.layout} {s * 1e3:.3g} ms" for a, s in zip(arms, seconds, strict=True))
     chosen, fastest = arms[best], seconds[best]
     if one_thread_too:
-        apply_execution(encoder, chosen)
-        alone, together = _by_turns(encoder, sample, chosen.threads or 1)
+        one = replace(chosen, threads=1)
+        alone, together = _by_turns(encoder, sample, [one, chosen])
         fastest = min(fastest, together)
-        release_freed_memory()
         timings += f" with {chosen.threads} threads; {alone * 1e3:.3g} ms with one"
-        if alone < 0.95 * fastest:
-            chosen, fastest = replace(chosen, threads=1), alone
+        if alone < GAIN * fastest:
+            chosen, fastest = one, alone
     encoder.load_state_dict(before)
     chosen = replace(chosen, reason=f"forward and backward of {len(sample)} images: {timings}")
     return _try_compiling(encoder, sample, chosen, fastest, steps) if chosen.compile == "auto" else chosen
 
 
-TRIAL = 0.6
-"""Seconds for which one thread and all of them are timed by turns; each once at least."""
+GAIN, LAYOUT_GAIN = 0.95, 0.98
+"""Seconds of a step over those of the plainer one up to which another precision or one thread pays, and a layout."""
+ROUNDS, TRIAL, LONG_TRIAL = 3, 0.25, 60.0
+"""Rounds of a trial; more, up to 5, while it has taken fewer seconds than TRIAL an arm, none anew after LONG_TRIAL."""
 LONG_RUN = 20 * 60
 """Seconds of forward and backward passes from which on trying torch.compile can pay."""
 
 
-def _by_turns(encoder: Encoder, sample: Tensor, threads: int) -> tuple[float, float]:
-    """Seconds of a step on one thread and on so many: what else the machine did for a moment must not decide."""
-    alone = together = math.inf
+def _by_turns(encoder: Encoder, sample: Tensor, arms: Sequence[ExecutionConfig]) -> list[float]:
+    """Seconds of a step under each of `arms`, by turns: what else the machine did for a moment must not decide."""
+    best = [math.inf] * len(arms)
     begin = time.perf_counter()
     for trial in range(5):
-        if trial and time.perf_counter() - begin > TRIAL:
+        passed = time.perf_counter() - begin
+        if trial and (passed > LONG_TRIAL or (trial >= ROUNDS and passed > TRIAL * len(arms))):
             break
-        with num_threads(1):
-            alone = min(alone, time_step(encoder, sample))
-        with num_threads(threads):
-            together = min(together, time_step(encoder, sample))
-    return alone, together
+        for number, arm in enumerate(arms):
+            apply_execution(encoder, arm)
+            with num_threads(arm.threads or 1):
+                best[number] = min(best[number], time_step(encoder, sample, least=1))
+            release_freed_memory()  # layouts and precisions leave pieces that the next has no use for
+    return best
 
 
 def _try_compiling(
@@ -142,7 +141,7 @@ def _try_compiling(
     compile_(trial)
     with num_threads(plain.threads or 1):
         compiled = time_step(trial, sample)
-    found: Compile = "on" if compiled < 0.95 * seconds else "off"
+    found: Compile = "on" if compiled < GAIN * seconds else "off"
     return replace(plain, compile=found, reason=f"{plain.reason}; compiled {compiled * 1e3:.0f} ms")
 
 
@@ -159,18 +158,17 @@ def compile_(encoder: Encoder) -> None:
     encoder.head.compile()
 
 
-def time_step(encoder: Encoder, sample: Tensor, *, keys: bool = False) -> float:
+def time_step(encoder: Encoder, sample: Tensor, *, keys: bool = False, least: int = 3) -> float:
     """Seconds of a forward and backward pass of `sample`, the best of some. keys: and one forward pass without graph.
 
-    At least three, up to twenty in a tenth of a second: short passes vary more.
-
-    Running statistics move; gradients are removed.
+    At least `least`, up to twenty in a tenth of a second: short passes vary more. Running statistics move; gradients
+    are removed.
     """
     encoder.train()
     best, begin = math.inf, time.perf_counter()
     for trial in range(20):
         start = time.perf_counter()
-        if trial >= 3 and start - begin > 0.1:
+        if trial >= least and start - begin > 0.1:
             break
         torch.autograd.backward(encoder(sample).square().mean())
         if keys:
