@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mocokit.contrast.encoders import EncoderConfig, EncoderPair, build_encoder, build_predictor
+from mocokit.training import optim as optimisers
 from mocokit.training.optim import (
     LARS,
     OptimConfig,
@@ -24,6 +25,7 @@ from mocokit.training.optim import (
     lr_at,
     optimizer_tensors,
 )
+from mocokit.training.precision import num_threads
 
 SHAPES = {"conv": (4, 3, 3, 3), "linear": (5, 4), "bias": (5,), "scale": (), "still": (2, 2)}
 CONFIGS = [
@@ -54,6 +56,24 @@ def update(optimizer: torch.optim.Optimizer, trained: dict[str, Tensor], step: i
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] if lr is None else lr
     optimizer.step()
+
+
+@pytest.mark.parametrize("few", [0, optimisers.FEW])
+def test_threads_decide_no_bit_of_an_update(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    """Of small and of odd sizes; with all threads (few = 0) and where the update keeps to one."""
+    monkeypatch.setattr(optimisers, "FEW", few)
+    ends = []
+    for threads in (1, 2, 3):
+        trained = parameters() | {"odd": torch.nn.Parameter(torch.linspace(-1, 1, 100_003))}
+        optimizer = build_optimizer(OptimConfig(lr=0.1), trained)
+        with num_threads(threads):
+            for step in range(4):
+                trained["odd"].grad = torch.linspace(3, -2, 100_003) * (step + 1)
+                update(optimizer, {name: p for name, p in trained.items() if name != "odd"}, step)
+            assert torch.get_num_threads() == threads
+        ends.append([p.detach().clone() for p in trained.values()])
+    for end in ends[1:]:
+        assert all(torch.equal(mine, first) for mine, first in zip(end, ends[0], strict=True))
 
 
 # ------------------------------------------------------------------------------------------------ formulas
