@@ -2,11 +2,12 @@
 
     python -m benchmarks.speedrun_cifar10 cifar10.parquet --epochs 20 --seeds 5
 
-Three runs for every seed. `plain`: the loop of arms/plain.py with its best workers. `mocokit`: the same recipe
-(network, first weights, views, queue, T, m, SGD) through the library's loop. `mocokit, another recipe`: the library's
-own `small` recipe in the precision that suits the machine, which is another training and says so. All are read by one
-evaluator: kNN (cosine, k = 200, T = 0.1) of backbone features, from the training pictures to held-out ones of the
-training split; the test split is never read.
+Four runs for every seed. `plain`: the loop of arms/plain.py with its best workers. `mocokit`: the same recipe
+(network, first weights, views, queue, T, m, SGD) through the library's loop. `mocokit, bf16`: the same in bfloat16.
+`mocokit, another recipe`: the library's own `small` recipe in the precision that suits the machine, for so many epochs
+of its own (`--other-epochs`), which is another training and says so. All are read by one evaluator: kNN (cosine,
+k = 200, T = 0.1) of backbone features, from the training pictures to held-out ones of the training split; the test
+split is never read.
 
 The threshold is the median over seeds of the plain loop's accuracy at its last epoch, less half a point. The clock
 stands still during readings; what they take is given too. First it is shown that accuracy at equal steps agrees within
@@ -38,7 +39,7 @@ from mocokit.options import PretrainOptions
 
 Batch = TypeVar("Batch")
 HALF_A_POINT = 0.005
-OTHER = "mocokit, another recipe"
+ROUNDED, OTHER = "mocokit, bf16", "mocokit, another recipe"
 
 
 @dataclass
@@ -134,19 +135,21 @@ def race(options: argparse.Namespace) -> list[Course]:
             order = Order(case="cifar10", seed=seed, folder=folder, threads=options.threads, layout="auto")
             plain = Order(case="cifar10", seed=seed, folder=folder, threads=options.threads, workers=options.workers)
             small = PretrainOptions(
-                recipe="small", epochs=options.epochs, batch_size=case.batch, backbone=case.backbone, seed=seed,
-                image_size=case.size, threads=options.threads, workers=1,
+                recipe="small", epochs=options.other_epochs or options.epochs, batch_size=case.batch,
+                backbone=case.backbone, seed=seed, image_size=case.size, threads=options.threads, workers=1,
             )  # fmt: skip
             arms: dict[str, Callable[[], Any]] = {
                 "plain": lambda: Plain(plain),  # noqa: B023
                 "mocokit": lambda: Ours(order),  # noqa: B023
+                ROUNDED: lambda: Ours(replace(order, precision="bf16")),  # noqa: B023
                 OTHER: lambda: Ours(order, small),  # noqa: B023
             }
             for name in options.arms:
                 arm = arms[name]()
                 course = Course(name, seed)
                 read = lambda arm=arm: accuracy(arm.encoder, (images, labels), (others, their_labels))  # noqa: E731
-                arm.train(Readings(course, options.images // case.batch, options.epochs, read))
+                epochs = small.epochs if name == OTHER else options.epochs
+                arm.train(Readings(course, options.images // case.batch, epochs, read))
                 courses.append(course)
                 print(f"{name}, seed {seed}: {course.accuracy[-1]:.3f} after {course.seconds[-1]:.0f} s", flush=True)
     return courses
@@ -190,7 +193,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2, help="of the plain arm's DataLoader")
-    parser.add_argument("--arms", nargs="+", choices=["plain", "mocokit", OTHER], default=["plain", "mocokit", OTHER])
+    every = ["plain", "mocokit", ROUNDED, OTHER]
+    parser.add_argument("--other-epochs", type=int, help="of the other recipe; default as many as --epochs")
+    parser.add_argument("--arms", nargs="+", choices=every, default=every)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/speedrun_cifar10.json"))
     options = parser.parse_args(arguments)
     courses = race(options)

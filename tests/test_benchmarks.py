@@ -153,12 +153,14 @@ def test_the_speed_run_reads_every_epoch_and_states_all_seeds(
     threads = torch.get_num_threads()
     speedrun_cifar10.main(
         [str(cifar_like(tmp_path / "c.parquet")), "--images", "48", "--held", "16", "--epochs", "2", "--seeds", "1",
-         "--threads", "1", "--workers", "0", "--out", str(tmp_path / "out.json")]
+         "--other-epochs", "3", "--threads", "1", "--workers", "0", "--out", str(tmp_path / "out.json")]
     )  # fmt: skip
     torch.set_num_threads(threads)
     record = json.loads((tmp_path / "out.json").read_text())
-    assert [one["arm"] for one in record["speedrun"]] == ["plain", "mocokit", speedrun_cifar10.OTHER]
-    assert all(one["epochs"] == [1.0, 2.0] and len(one["seconds"]) == 2 for one in record["speedrun"])
+    arms = ["plain", "mocokit", speedrun_cifar10.ROUNDED, speedrun_cifar10.OTHER]
+    assert [one["arm"] for one in record["speedrun"]] == arms
+    assert all(one["epochs"] == [1.0, 2.0] and len(one["seconds"]) == 2 for one in record["speedrun"][:3])
+    assert record["speedrun"][3]["epochs"] == [1.0, 2.0, 3.0]
     assert "def race" in record["code"]
     assert "Threshold: " in capsys.readouterr().out
 
