@@ -132,11 +132,13 @@ def race(options: argparse.Namespace) -> list[Course]:
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / f"{case.name}-{case.images}-{case.picture}.npz", images=images)
         for seed in range(options.seeds):
-            order = Order(case="cifar10", seed=seed, folder=folder, threads=options.threads, layout="auto")
+            order = Order(
+                case="cifar10", seed=seed, folder=folder, threads=options.threads, layout="auto", workers=None
+            )
             plain = Order(case="cifar10", seed=seed, folder=folder, threads=options.threads, workers=options.workers)
             small = PretrainOptions(
                 recipe="small", epochs=options.other_epochs or options.epochs, batch_size=case.batch,
-                backbone=case.backbone, seed=seed, image_size=case.size, threads=options.threads, workers=1,
+                backbone=case.backbone, seed=seed, image_size=case.size, threads=options.threads,
             )  # fmt: skip
             arms: dict[str, Callable[[], Any]] = {
                 "plain": lambda: Plain(plain),  # noqa: B023
