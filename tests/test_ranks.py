@@ -525,10 +525,10 @@ def with_a_bad_picture(words: list[str], target: int) -> None:
     original = loader_module.make_views
 
     def make_views(config: Any, pixels: Any, extents: Any, ids: Any, *, epoch: int, **rest: Any) -> Any:
-        x_q, x_k = original(config, pixels, extents, ids, epoch=epoch, **rest)
+        made = original(config, pixels, extents, ids, epoch=epoch, **rest)
         if epoch == 1 and target in ids.tolist():
-            x_q[ids.tolist().index(target), 0, 3, 3] = math.nan
-        return x_q, x_k
+            made[0][ids.tolist().index(target), 0, 3, 3] = math.nan
+        return made
 
     loader_module.make_views = make_views  # type: ignore[assignment]
     cli(words)
