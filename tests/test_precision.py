@@ -106,6 +106,22 @@ def test_a_slow_step_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(visits) == 2
 
 
+def test_what_a_compiler_gains_is_measured_against_a_pass_as_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first passes of a process are slower; a compiler that does nothing must not profit from that."""
+    passes = []
+
+    def clocked(*_: object, **__: object) -> float:
+        passes.append(0)
+        return 1.3 if len(passes) <= 6 else 1.0
+
+    monkeypatch.setattr(precision, "time_step", clocked)
+    monkeypatch.setattr(precision, "compile_", lambda encoder: None)
+    monkeypatch.setattr(precision, "_compiler_missing", lambda device: "")
+    chosen = choose_execution(small(), views(), replace(PLAIN, layout="auto", compile="auto"), steps=10**9)
+    assert chosen.compile == "off"
+    assert len(passes) > 6
+
+
 def test_views_get_a_thread_of_their_own_where_a_core_is_left() -> None:
     cores = len(os.sched_getaffinity(0))
     for threads in (1, cores, cores + 1):

@@ -9,6 +9,7 @@ import math
 import re
 import shutil
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -437,6 +438,25 @@ def test_a_folder_of_photos_from_start_to_verdict(tmp_path: Path) -> None:
     (tmp_path / "photos" / "dark" / "late.png").write_bytes((tmp_path / "photos" / "dark" / "0.png").read_bytes())
     with pytest.raises(DataError, match=r"not those the run started with \(40 then, 41 now"):
         pretrain(tmp_path / "photos", run.path, resume=True, epochs=1)
+
+
+@pytest.mark.parametrize("profile", [False, True])
+def test_no_views_of_a_step_are_held_while_the_next_ones_are_made(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: bool
+) -> None:
+    """Through the whole command; at this size each step's views are made by themselves."""
+    made: list[weakref.ref[Any]] = []
+    make_together = BatchLoader.make_together
+
+    def watched(self: BatchLoader, steps: range) -> list[Batch]:
+        assert [views() for views in made] == [None] * len(made)
+        batches = make_together(self, steps)
+        made.extend(weakref.ref(batch.x_q) for batch in batches)
+        return batches
+
+    monkeypatch.setattr(BatchLoader, "make_together", watched)
+    pretrain(data, tmp_path / "run", epochs=1, image_size=192, workers=0, backbone="small-cnn-4-4", profile=profile)
+    assert len(made) >= 6
 
 
 def test_a_start_that_is_refused_is_refused_quickly(whole: Run, data: Path) -> None:

@@ -131,7 +131,7 @@ class Ours:
         return Step(update.loss, gradients)
 
     def train(self, pace: Pace) -> None:
-        """The library's loop, until the pace ends."""
+        """The library's loop, until the pace ends. It trains the arm's own network: once, and after the gate."""
         state = self.clock.state = self._state(self._first)
         per_epoch = self.loader.plan.steps_per_epoch
         steps = per_epoch * self.config.train.epochs if self.config.train.epochs > 1 else ENDLESS

@@ -23,7 +23,7 @@ from mocokit.training.settings import RunConfig
 PROBE_IMAGES, PROBE_EVERY, PROBE_ROWS = 128, 100, 500
 """Health is measured on so many images every so many steps; more rarely where that makes more rows than this."""
 PROBE_KEPT = 2**24
-"""Bytes up to which the views of these images are kept between measurements."""
+"""Bytes up to which the views of these images are kept between measurements in a CPU's memory."""
 
 
 def probe_of(
@@ -35,8 +35,8 @@ def probe_of(
 ) -> HealthProbe | None:
     """What measures health: a fixed batch of views. None where there are too few images to say anything.
 
-    The views are kept where they are small, or of clips, which cost decoding; else they are made for every look anew,
-    since at 224 px they are as much memory as the batches of several steps.
+    On a CPU the views are kept only where they are small; else they are made for every look anew, since at 224 px they
+    are as much memory as the batches of several steps. A device would wait for them, and has room.
     """
     index = loader.index
     chosen = np.sort(np.argsort(index.ids, kind="stable")[:PROBE_IMAGES])
@@ -46,8 +46,9 @@ def probe_of(
     def view(number: int) -> Tensor:
         return loader.views_of_rows(chosen, 0, (number,))[0].to(device)
 
-    small = 2 * 3 * 4 * len(chosen) * config.views.size**2 <= PROBE_KEPT
-    kept = [view(0), view(1)] if small or isinstance(loader.store, ClipStore) else []
+    frames = loader.store.source.config.frames if isinstance(loader.store, ClipStore) else 1
+    small = 2 * 3 * 4 * len(chosen) * frames * config.views.size**2 <= PROBE_KEPT
+    kept = [view(0), view(1)] if small or device.type != "cpu" else []
     classes = None
     if (index.labels >= 0).any():
         classes = Classes(torch.tensor(index.ids, device=device), torch.tensor(index.labels, device=device))

@@ -311,7 +311,11 @@ def _pretrain(
             for batch in loader.batches(start, end):
                 if batch.step + 1 == stop_after:
                     stop.signal = signal.SIGTERM
-                yield capture.seen(batch.to(device))
+                batch = batch.to(device)
+                capture.remember(batch)
+                yield batch
+                capture.forget()
+                del batch  # its views need not be there while the next ones are made
 
         def save(now: TrainState) -> None:
             assert log is not None

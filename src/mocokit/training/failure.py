@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,14 +27,13 @@ from mocokit.training.state import TrainState
 FAILURE = "failure/failure.json"
 FORMAT = 1
 
-AnyBatch = TypeVar("AnyBatch", bound=LoadedBatch)
-
 
 class FailureCapture:
     """Around a training: writes `failure/failure.json` when it ends in a DivergedError, which goes on its way.
 
-    names: the name of every image by id. `seen` must be given each batch before the step it is for. Every rank has one:
-    all diverge in the same step and tell what was in their batches; rank 0 writes.
+    names: the name of every image by id. `remember` must be given each batch before the step it is for; `forget` lets
+    go of it afterwards. Every rank has one: all diverge in the same step and tell what was in their batches; rank 0
+    writes.
     """
 
     def __init__(
@@ -43,10 +42,13 @@ class FailureCapture:
         self.run, self.config, self.state, self.names, self.ranks = run, config, state, names, ranks
         self._batch: LoadedBatch | None = None
 
-    def seen(self, batch: AnyBatch) -> AnyBatch:
-        """Remember the batch that the next step is taken with."""
+    def remember(self, batch: LoadedBatch) -> None:
+        """The batch that the next step is taken with."""
         self._batch = batch
-        return batch
+
+    def forget(self) -> None:
+        """The step is done."""
+        self._batch = None
 
     def __enter__(self) -> FailureCapture:
         return self

@@ -107,6 +107,7 @@ class QueryUpdate:
 
     Keeps what the micro-batches' losses said, for the log: loss, chance (None where there is none), masked, and the
     gradient's norm. parts: how many losses will come to this rank; the mean of all ranks' is what is descended.
+    Parameters must come without gradients, and are left without.
     """
 
     def __init__(
@@ -299,7 +300,7 @@ def run_training(
                 "everything is saved. Continue with --resume.",
                 asked,
             )
-        del batch, parts, update  # their views need not be there while the next ones are made
+        del batch, parts, update, update_query_, gather  # the views need not be there while the next ones are made
         meter.waiting()
         clock.end_step()
         clock.mark("wait")

@@ -113,7 +113,7 @@ class SGD(_Eager, torch.optim.SGD):
         if any(buffer is None for found in buffers for buffer in found):  # the first step, or no momentum
             inspect.unwrap(torch.optim.SGD.step)(self, closure)
             return
-        few = sum(p.numel() for params in moving for p in params) < FEW
+        few = sum(p.numel() if p.device.type == "cpu" else FEW for params in moving for p in params) < FEW
         with num_threads(1) if few else contextlib.nullcontext():
             for group, params, found in zip(self.param_groups, moving, buffers, strict=True):
                 gradients = [p.grad for p in params if p.grad is not None]

@@ -110,6 +110,7 @@ class TimedLoader(BatchLoader):
         for batch in super().batches(start, stop):
             self.made, self.seconds = self.made + 1, self.seconds + self._cost.pop(batch.step)
             yield batch
+            del batch  # as in `run_training`
 
     def restart(self) -> None:
         """Forget what was measured."""
