@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from mocokit.api.measuring import probe_of
+from mocokit.api.opening import build_store, configure
 from mocokit.contrast.encoders import EncoderConfig, UnknownBackboneError, build_encoder
 from mocokit.data.clip_views import draw_stretches, make_clip_views
 from mocokit.data.clips import ClipConfig, ClipStore, build_clip_store, first_clips, open_clips, usual_stride
@@ -16,6 +18,8 @@ from mocokit.data.loader import BatchLoader, BatchPlan
 from mocokit.data.videos import open_videos
 from mocokit.data.views import ViewConfig, draw_parameters, plain_view, render, view_recipe
 from mocokit.errors import DataError, UsageError
+from mocokit.options import PretrainOptions
+from mocokit.training.loop import Schedule
 from tests.clips import number_of, write_video
 
 
@@ -243,3 +247,17 @@ def test_backbones_that_do_not_fit_are_refused() -> None:
             build_encoder(EncoderConfig(backbone=name, clip=clip, stem=stem), image_size=16, seed=0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least 2 frames"):
         EncoderConfig(clip=1)
+
+
+@pytest.mark.parametrize(("size", "kept"), [(24, True), (160, False)])
+def test_a_probes_clips_are_kept_where_all_their_frames_are_small(folder: Path, size: int, kept: bool) -> None:
+    options = PretrainOptions(video="clips", clip_frames=4, clip_stride=2, image_size=size, batch_size=4)
+    source, config = configure(str(folder), options, {})
+    store = build_store(source, side=24, cache=None, max_bad=0.0)
+    loader = BatchLoader(store, source.index, config.views, BatchPlan(source.index.ids, 4, 0))
+    probe = probe_of(loader, config, Schedule(2, 4, 10, 1), [], torch.device("cpu"))
+    assert probe is not None
+    expected = loader.of_rows(np.sort(np.argsort(source.index.ids)), 0)
+    for number, x in enumerate((expected.x_q, expected.x_k)):
+        assert torch.equal(probe.view(number), x)
+        assert (probe.view(number) is probe.view(number)) == kept
