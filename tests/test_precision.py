@@ -106,6 +106,17 @@ def test_a_slow_step_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(visits) == 2
 
 
+def test_trying_to_compile_leaves_no_trace_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "compile_", lambda encoder: None)
+    monkeypatch.setattr(precision, "_compiler_missing", lambda device: "")
+    monkeypatch.setattr(precision, "LONG_RUN", 0)
+    encoder = small()
+    before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    assert "compiled " in choose_execution(encoder, views(), replace(PLAIN, compile="auto"), steps=1).reason
+    assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())
+    assert all(p.grad is None for p in encoder.parameters())
+
+
 def test_what_a_compiler_gains_is_measured_against_a_pass_as_warm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first passes of a process are slower; a compiler that does nothing must not profit from that."""
     passes = []

@@ -99,9 +99,11 @@ def choose_execution(encoder: Encoder, sample: Tensor, wanted: ExecutionConfig, 
         timings += f" with {chosen.threads} threads; {alone * 1e3:.3g} ms with one"
         if alone < GAIN * fastest:
             chosen, fastest = one, alone
-    encoder.load_state_dict(before)
     chosen = replace(chosen, reason=f"forward and backward of {len(sample)} images: {timings}")
-    return _try_compiling(encoder, sample, chosen, fastest, steps) if chosen.compile == "auto" else chosen
+    if chosen.compile == "auto":
+        chosen = _try_compiling(encoder, sample, chosen, fastest, steps)
+    encoder.load_state_dict(before)
+    return chosen
 
 
 GAIN, LAYOUT_GAIN = 0.95, 0.98
