@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mocokit.api.planning import key_life
 from mocokit.contrast.health import Classes, HealthProbe
-from mocokit.data.clips import ClipStore
 from mocokit.data.loader import BatchLoader
 from mocokit.errors import DataError, UsageError
 from mocokit.evaluation.labelled import LabelledData, open_labelled
@@ -46,8 +45,7 @@ def probe_of(
     def view(number: int) -> Tensor:
         return loader.views_of_rows(chosen, 0, (number,))[0].to(device)
 
-    frames = loader.store.source.config.frames if isinstance(loader.store, ClipStore) else 1
-    small = 2 * 3 * 4 * len(chosen) * frames * config.views.size**2 <= PROBE_KEPT
+    small = 2 * 3 * 4 * len(chosen) * loader.pixels_of_a_view <= PROBE_KEPT
     kept = [view(0), view(1)] if small or device.type != "cpu" else []
     classes = None
     if (index.labels >= 0).any():

@@ -106,6 +106,12 @@ class BatchLoader:
     ) -> None:
         self.store, self.index, self.views, self.plan, self.workers = store, index, views, plan, workers
 
+    @property
+    def pixels_of_a_view(self) -> int:
+        """Places in one view of one sample, those of all frames of a clip."""
+        frames = self.store.source.config.frames if isinstance(self.store, ClipStore) else 1
+        return frames * self.views.size**2
+
     def make(self, step: int) -> Batch:
         """The batch of one step, from nothing but its number. Raises OutOfMemoryError naming images."""
         return self.make_together(range(step, step + 1))[0]
@@ -161,8 +167,7 @@ class BatchLoader:
 
     def _groups(self, start: int, stop: int) -> Iterator[range]:
         """Steps whose batches are made by one call: small ones share what every call costs, none crosses an epoch."""
-        frames = self.store.source.config.frames if isinstance(self.store, ClipStore) else 1
-        count = max(1, _TOGETHER // (2 * self.plan.block * frames * self.views.size**2))
+        count = max(1, _TOGETHER // (2 * self.plan.block * self.pixels_of_a_view))
         while start < stop:
             epoch_end = (start // self.plan.steps_per_epoch + 1) * self.plan.steps_per_epoch
             end = min(start + count, stop, epoch_end)
